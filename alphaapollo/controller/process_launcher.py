@@ -1,5 +1,5 @@
 """Worker groups whose workers are processes of this machine, without Ray (trainer.controller=local with several
-workers). The training ranks use the first GPUs; engines share them, or use the next ones."""
+workers). The training ranks use the first GPUs. Engines share these GPUs, or use the next GPUs."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0  # time between two lines about missing nodes
 INSPECT_SECONDS = 120.0  # timeout of inspect_node, which starts a process on each node
 LOCAL_TOKEN = secrets.token_hex(32)
-"""Token of every Ray instance that this process starts, because Ray reads the variable only once. Without it Ray writes
-a token to ~/.ray, which fails if the home directory is not writable."""
+"""Token of every Ray instance that this process starts, because Ray reads RAY_AUTH_TOKEN only once. Without a token,
+Ray writes one to ~/.ray, which fails if the home directory is not writable."""
 
 
 def join_cluster(trainer: TrainerSection, rollout: Rollout | None = None) -> Machine:

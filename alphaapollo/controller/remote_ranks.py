@@ -134,7 +134,7 @@ class RemoteRanks(Ranks[W]):
         in any process. Raises EngineDied or EngineError."""
         code = cloudpickle.dumps(lambda worker: getattr(worker.engine, method)(*arguments))  # used once, so not cached
         calls = [self._request(rank, "call", code) for rank in range(self.size)]
-        wait(calls, return_when=FIRST_EXCEPTION)  # the other engines would wait for the one that failed
+        wait(calls, return_when=FIRST_EXCEPTION)  # the other engines would wait for a failed engine
         if error := self._find_error(calls):
             kind = EngineDied if isinstance(error, WorkerDied) else EngineError
             raise kind(f"a weight transfer failed: {error}")

@@ -52,7 +52,7 @@ class Stall:
 
 def list_awaited(reports: Sequence[Report]) -> list[Report]:
     """Return the reports of the workers that the controller waits for, the most recent call first, or the controller's
-    report if it waits for none. reports: of all workers, after the controller's."""
+    report if it waits for none. reports: the report of the controller, then those of all workers."""
     workers = {report.worker: report for report in reports}
     names = dict.fromkeys(call.worker for call in reversed(reports[0].calls))
     return [workers[name] for name in names if name in workers] or [reports[0]]
@@ -87,8 +87,9 @@ def find_stall(before: Sequence[Report], now: Sequence[Report], seconds: float, 
     ranks = [report for report in awaited if report.role == awaited[0].role]
     lowest = min(report.ticks or 0 for report in ranks)
     behind = [(report, report.name) for report in ranks if report.ticks == lowest]
-    calls = [call for call in behind[0][0].calls if not call.worker]
-    calls = calls or [call for call in now[0].calls if call.worker == behind[0][0].worker]
+    (slowest, _), *_ = behind
+    calls = [call for call in slowest.calls if not call.worker]
+    calls = calls or [call for call in now[0].calls if call.worker == slowest.worker]
     waits = [f"{f'{call.count} x ' if call.count > 1 else ''}{call.name} ({call.seconds:.0f} s)" for call in calls]
     timeout = max((call.limit or 0.0 for report in awaited for call in report.calls), default=0.0)
     return _describe(now, behind, f"waits, in {', '.join(waits) or 'an unknown call'}", timeout)

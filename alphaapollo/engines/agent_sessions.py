@@ -279,7 +279,7 @@ class Request:
             raise ValueError(self.session.prompt_error)
 
     def _get_sequence_limit(self, prompt_ids: list[int]) -> int:
-        """Return the token limit of the path: max_model_len, or its first prompt plus sampling.max_tokens if less."""
+        """Return the token limit of the path: max_model_len or, if less, its first prompt plus sampling.max_tokens."""
         path_limit = self._count_tokens_of_first_prompt(prompt_ids) + self.session.sampling.max_tokens
         return min(self.session.limits.max_model_len, path_limit)
 

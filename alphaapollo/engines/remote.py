@@ -132,8 +132,8 @@ class RemoteEngine(Engine):
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         self.check_has_weights()
         completion: Completion = await self._call("generate", token_ids, sampling, request_id)
-        token_ids, logprobs = list(completion.token_ids), list(completion.logprobs)  # unpickled completions have arrays
-        return replace(completion, token_ids=token_ids, logprobs=logprobs)
+        sampled_ids, logprobs = list(completion.token_ids), list(completion.logprobs)  # arrays after unpickling
+        return replace(completion, token_ids=sampled_ids, logprobs=logprobs)
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
         self.check_has_weights()

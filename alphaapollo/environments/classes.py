@@ -61,7 +61,7 @@ connection to a server, and have no method that closes it."""
 
 def load_environment_module(config: Env) -> None:
     """Import env.custom_module. If nothing in it registers env.env_name, register its object of this name, or
-    Gymnasium's environment of this id. Raises ValueError if there is none."""
+    Gymnasium's environment of this id. Raises ValueError if neither exists."""
     name = config.env_name
     if not config.custom_module:
         return

@@ -58,7 +58,7 @@ def show_observation(observation: Any) -> str:
 
 
 def _convert(space: Any, value: Any) -> Any:
-    """Return JSON as a value of the space. Raises ValueError or TypeError if it has another shape."""
+    """Convert a JSON value to a value of the space. Raises ValueError or TypeError if the shapes differ."""
     kind = get_kind(space)
     if isinstance(value, bool) or (kind in LISTS and not isinstance(value, list)) or getattr(space, "stack", False):
         raise TypeError(f"the space has no action {value!r:.80}")

@@ -87,7 +87,7 @@ def make_failed_score(reason: str) -> Score:
 
 
 def add_marks(text: str, turns: Sequence[Turn]) -> str:
-    """Return a text with the marks of thoughts that it lacks, if the text of the last turn starts with it."""
+    """Add missing marks of thoughts to a text, if the text is the beginning of the last turn's text."""
     return insert_marks(text, turns[-1].marks) if turns and turns[-1].text.startswith(text) else text
 
 

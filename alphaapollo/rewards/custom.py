@@ -257,7 +257,7 @@ def list_messages(episode: Episode) -> list[Any]:
     """Return the messages of an episode after its prompt, as TRL's reward functions get them: answers, tool calls and
     their results."""
     messages = list[Any]()
-    is_unfinished = any(turn.observation for turn in episode.turns[-1:])  # a limit ended it
+    is_unfinished = any(turn.observation for turn in episode.turns[-1:])  # a limit ended the episode
     turns = episode.turns if is_unfinished else episode.turns[:-1]
     for turn in turns:
         messages += [turn.info.get("message") or {"role": "assistant", "content": turn.text}, *(turn.observation or [])]

@@ -34,8 +34,8 @@ GRADERS = {  # name -> patterns of data sources, lower case; the first matching 
 
 
 def find_grader(data_source: str) -> str | None:
-    """Return the name of the grader of a data source: that of a plug-in or an installed package of this name, else
-    the first built-in one with a pattern that matches."""
+    """Return the name of the grader of a data source: the grader of a plug-in or an installed package with this name,
+    else the first built-in grader with a pattern that matches."""
     plugins = {name.lower(): name for name in find_plugins("rewards")}
     if name := plugins.get(data_source.lower().partition("/")[0]):
         return name

@@ -91,7 +91,7 @@ SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000; outside a 
 POWER_OF_TEN = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*+\{?\s*+([-+]?\d+)\s*\}?")
 DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # neither a number nor a subtraction
 UNSIGNED = r"(?:(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
-# A minus sign belongs to the number unless it subtracts (5-3, x-3); a currency sign may follow it.
+# A minus sign belongs to the number unless it subtracts (5-3, x-3). A currency sign may follow the minus sign.
 NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSIGNED}))?")
 
 

@@ -27,7 +27,7 @@ from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.redaction import redact
 
 FOLDER, RESULT, LOG, FILES = "suites", "result.json", "log.txt", "files"
-REASON_CHARS = 500
+REASON_CHARS = 500  # characters of an error in a result
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Suite:
     async def run(self, server: ModelServer, folder: Path) -> Sequence[SuiteScore]:
         """Evaluate a model. Raises ValueError or OSError if it failed.
 
-        folder: for files. `log.txt` beside it is for what the suite prints."""
+        folder: folder for the suite's files. The suite's output goes to `log.txt` beside the folder."""
         raise NotImplementedError
 
 

@@ -19,8 +19,8 @@ Parse = Callable[[str], list[ToolCall]]
 
 def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallParser:
     """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, a parser from the tokenizer's
-    response_template. Raises ValueError if it does not parse the calls that the chat template renders; the message
-    names the parsers that do."""
+    response_template. Raises ValueError if the parser does not parse the calls that the chat template renders. The
+    message names the parsers that do."""
     parse = _make_vllm_parser(parser_name, renderer) if parser_name else _make_tokenizer_parser(renderer)
     parse_calls = _make_strict_parser(parse, renderer)
     if mismatch := _describe_mismatch(parse_calls, renderer):

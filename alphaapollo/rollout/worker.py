@@ -183,7 +183,7 @@ class RolloutWorker:
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
 
     async def _open_suite_server(self) -> None:
-        """Serve the engine to evaluation suites, by the endpoint of the agents if there is one."""
+        """Serve the engine to evaluation suites, through the agents' endpoint if there is one."""
         model, env, data = self._setup.model, self._setup.env, self._setup.data
         if self._endpoint is None:
             opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)

@@ -18,7 +18,7 @@ class PythonCode(Tool):
     Args:
         timeout: time limit per snippet in seconds.
         memory_mb: memory limit per snippet in MiB, not counting the memory of the interpreter itself.
-        keep_state: whether the snippets of an episode share their variables, instead of starting without any.
+        keep_state: whether the snippets of an episode share variables. If not, each snippet starts without variables.
     """
 
     name = "python_code"

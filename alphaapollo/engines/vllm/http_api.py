@@ -163,7 +163,7 @@ class PolicyClient:
             conversation, prompt = await self._render_multimodal(messages, params)
         else:
             conversation, prompt = self._render(messages, params)
-        if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
+        if request is None or "prompt" not in prompt:  # vLLM's own warm-up, or a renderer that returns no text
             return conversation, prompt
         request.images = tuple(chain.from_iterable(images))
         request.session.encoded_images.update(chat_images.sent)

@@ -129,7 +129,7 @@ class OtherEngine(FrontEnd):
         if stop is None:
             candidates = () if is_ended_by_token else read_stop_strings(params)
             found = [string for string in candidates if string in text]
-            stop = min(found, key=lambda string: text.index(string) + len(string), default="")  # the first complete one
+            stop = min(found, key=lambda string: text.index(string) + len(string), default="")  # the first to end
         return (cut_at_stop(text, [stop], params.include_stop_str_in_output) if stop else text), stop
 
     def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:

@@ -3,7 +3,7 @@
 record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
 repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
 pad_single_row               CPU: results of a sequence do not depend on the batch size
-skip_base_rows               CPU: in a batch with adapters, requests without an adapter do not get that of the last slot
+skip_base_rows               CPU: in mixed batches, requests without an adapter do not get the adapter of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
 """

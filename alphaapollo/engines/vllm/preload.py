@@ -20,7 +20,7 @@ os.setsid()  # signals to the process group of a command are for its driver, whi
 redirect_output_to_file(os.environ[LOG_VARIABLE])
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # share_fork_server blocks it
 register_triton_interpreter()
-sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed
+sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: importing them fails, as if not installed
 with pause_gc():
     for module in CORE_MODULES:
         importlib.import_module(module)

@@ -39,7 +39,7 @@ class EngineProcess(ForkedProcess):
         from vllm.v1.executor import multiproc_executor
 
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":  # no ranks to stop
-            EngineCoreProc.shutdown = lambda self: None  # it would free memory for a second before this process ends
+            EngineCoreProc.shutdown = lambda self: None  # vLLM's shutdown takes a second to free memory before the end
         tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which remains after a kill
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 

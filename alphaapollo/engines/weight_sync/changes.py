@@ -67,7 +67,7 @@ def find_changes(path: Path, base: Path, word_bytes: int) -> FileChanges | None:
         while (chunk := np.fromfile(new, word, _CHUNK)).size:
             changed = np.flatnonzero(chunk != np.fromfile(old, word, _CHUNK))
             counts.append(np.bincount(changed // BLOCK, minlength=-(-chunk.size // BLOCK)).astype(np.uint32))
-            positions.append(changed.astype(np.uint16))
+            positions.append(changed.astype(np.uint16))  # the low 16 bits: the position in the block
             words.append(chunk[changed])
             changed_bytes += counts[-1].nbytes + positions[-1].nbytes + words[-1].nbytes
             if changed_bytes >= max(new.tell(), num_bytes // 8):

@@ -17,7 +17,7 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     from vllm.distributed import get_tensor_model_parallel_rank
 
     tp_rank = get_tensor_model_parallel_rank()
-    packing_change = 0  # sum of (digest of the packed weight - digest of the unpacked one)
+    packing_change = 0  # sum of (digest of the packed weight - digest of the layer's own weight)
     hash_sums: dict[int, torch.Tensor] = {}  # by parameter id, because layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):

@@ -167,8 +167,8 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
 
 def join_thousands(text: str, compared_answer: str) -> str:
     r"""Rewrite `32,\; 349`, normalized to `32{,}349`, as a list if the compared answer is a list, else as a number."""
-    is_list = LIST_COMMA.search(compared_answer.replace("{,}", ""))
-    return text.replace("{,}", ", " if is_list else "")
+    has_list_comma = LIST_COMMA.search(compared_answer.replace("{,}", ""))
+    return text.replace("{,}", ", " if has_list_comma else "")
 
 
 def compare_words(truth: str, answer: str) -> bool | None:

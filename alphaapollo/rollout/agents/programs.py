@@ -162,8 +162,8 @@ class Endpoint:
     """Access of a program to the policy: the second argument of `run(task, endpoint)`.
 
     Attributes:
-        base_url: of OpenAI-compatible APIs, ends with /v1.
-        anthropic_base_url: of the Anthropic API.
+        base_url: base URL of OpenAI-compatible APIs, ends with /v1.
+        anthropic_base_url: base URL of the Anthropic API.
         api_key: API key of this session.
         model: model name for requests.
     """

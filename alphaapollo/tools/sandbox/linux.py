@@ -1,8 +1,8 @@
 """Isolation by the Linux kernel: system calls that Python does not wrap, resource limits, Landlock and seccomp.
 
 Landlock restricts irrevocably which files this process may open. It needs kernel 5.13 or later, but no privileges. A
-ruleset denies all rights that the kernel's version of Landlock supports; its rules allow single folders and files. It
-does not restrict descriptors that are already open, or the metadata of files (stat).
+ruleset denies all rights that the kernel's version of Landlock supports; its rules allow single folders and files.
+Landlock does not restrict descriptors that are already open, or the metadata of files (stat).
 
 seccomp restricts the system calls of this process irrevocably. The filter is an allow-list; other calls fail with
 EPERM. It denies, among others: exec, new processes (but not threads), sockets except connected pairs, signals and other
@@ -26,7 +26,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 NOBODY_UID = 65534
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446  # on all architectures
-_VERSION, _PATH_BENEATH = 1, 1
+_VERSION, _PATH_BENEATH = 1, 1  # flag of a query, type of a rule
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
