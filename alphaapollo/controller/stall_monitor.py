@@ -87,7 +87,7 @@ def find_stall(before: Sequence[Report], now: Sequence[Report], seconds: float, 
     ranks = [report for report in awaited if report.role == awaited[0].role]
     lowest = min(report.ticks or 0 for report in ranks)
     behind = [(report, report.name) for report in ranks if report.ticks == lowest]
-    (slowest, _), *_ = behind
+    slowest, _ = behind[0]
     calls = [call for call in slowest.calls if not call.worker]
     calls = calls or [call for call in now[0].calls if call.worker == slowest.worker]
     waits = [f"{f'{call.count} x ' if call.count > 1 else ''}{call.name} ({call.seconds:.0f} s)" for call in calls]

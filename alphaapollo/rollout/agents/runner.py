@@ -135,8 +135,8 @@ class AgentRunner:
             return failed_end, make_failure_score(f"the program's result is no reward: {error}")
         if session.prompt_error and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.prompt_error)
-        truncation_ended_program = bool(answers) and answers[-1].is_truncated and not session.is_refused
-        truncation = "a limit of tokens cut the last answer" if truncation_ended_program else ""
+        ends_with_truncation = bool(answers) and answers[-1].is_truncated and not session.is_refused
+        truncation = "a limit of tokens cut the last answer" if ends_with_truncation else ""
         if result.error and (limit := session.prompt_error or truncation or session.reached_limit):
             # score_limit needs the grade of an empty answer
             grade = None if self.grade is None else partial(self._grade, prompt, session, "")
