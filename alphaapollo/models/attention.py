@@ -33,7 +33,7 @@ from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens,
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-NAME_PREFIX = "alphaapollo_"  # of the names of our backends among transformers' attention implementations
+NAME_PREFIX = "alphaapollo_"  # our backends' names begin with it among transformers' attention implementations
 
 
 def register_attn_implementation(backend: Attention) -> str:
@@ -189,9 +189,9 @@ def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
 
 def _attend_sdpa(call: AttentionCall) -> Tensor:
     call = _prepare_for_sdpa(call)
-    queries, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
-    keys = queries.keys or queries
-    parts = call.query.split(queries.lengths, 2), key.split(keys.lengths, 2), value.split(keys.lengths, 2)
+    packing, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
+    key_lengths = (packing.keys or packing).lengths
+    parts = call.query.split(packing.lengths, 2), key.split(key_lengths, 2), value.split(key_lengths, 2)
     outputs = [_attend_causal(call, q, k, v) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
@@ -238,10 +238,10 @@ def _attend_flash(call: AttentionCall) -> Tensor:
 
 def _make_varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
     """Return (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) for a variable-length kernel."""
-    queries, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
-    keys = queries.keys or queries
+    packing, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
+    key_packing = packing.keys or packing
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
-    return *tensors, queries.cu_seqlens, keys.cu_seqlens, max(queries.lengths), max(keys.lengths)
+    return *tensors, packing.cu_seqlens, key_packing.cu_seqlens, max(packing.lengths), max(key_packing.lengths)
 
 
 def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
@@ -309,7 +309,7 @@ def attend_eager(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor,
 @dataclass(frozen=True)
 class PaddedIndices:
     """Indices that gather packed tokens into padded matrices, for attention over b rows that share f prompts. A row's
-    suffix is its part after the prompt. Padding repeats the last token of a prompt or suffix; its output is unused."""
+    suffix is its part after the prompt. Padding repeats the last token of a prompt or suffix. Its output is unused."""
 
     prompts: Tensor  # int64 [f, P]: tokens of each shared prompt
     suffixes: Tensor  # int64 [b, C]: tokens of each suffix
@@ -341,7 +341,7 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
     mask = np.concatenate([is_prefix_visible, is_suffix_visible], axis=2)
     cells = np.concatenate([prefix_cells.ravel(), suffix_cells.ravel()])
     positions = np.empty(lengths.sum(), dtype=np.int64)
-    positions[cells[::-1]] = np.arange(len(cells))[::-1]  # repeated positions get their first cell, not padding
+    positions[cells[::-1]] = np.arange(len(cells))[::-1]  # a token that padding repeats gets its first cell
     device = packing.cu_seqlens.device
     return PaddedIndices(
         prompts=torch.from_numpy(prefix_cells).to(device),
@@ -382,7 +382,7 @@ _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {"varlen": ("softcap", "sinks")
 
 
 def find_unsupported_features(text_config: PretrainedConfig, backend: Attention) -> list[str]:
-    """Return what a model's attention needs and the backend does not have."""
+    """Return the features that a model's attention needs and the backend does not have."""
     needs = {
         "softcap": getattr(text_config, "attn_logit_softcapping", None) is not None,
         "sinks": text_config.model_type.startswith("gpt_oss"),

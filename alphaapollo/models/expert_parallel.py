@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 
 def find_experts(model: nn.Module) -> list[nn.Module]:
-    """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Classes with
-    transformers' `use_experts_implementation` have them; other MoE classes are not found."""
+    """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Only classes
+    with transformers' decorator `use_experts_implementation` are found."""
     return [module for module in model.modules() if hasattr(module, "num_experts") and hasattr(module, "is_transposed")]
 
 
@@ -103,8 +103,8 @@ def _compute_local_experts(
 
 
 def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and local part of each parameter. The gradient of the local part is the sum over the ranks that
-    exchange tokens. It is divided by their number, because FSDP averages only over the ranks with the same experts."""
+    """Yield name and local part of each parameter. The gradient of the local part is the sum over the n ranks that
+    exchange tokens. A hook divides it by n, because FSDP averages only over the ranks with the same experts."""
     for name, parameter in experts.named_parameters(recurse=False):
         assert isinstance(parameter, DTensor)
         local = parameter.to_local()

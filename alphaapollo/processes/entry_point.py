@@ -106,7 +106,7 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
     """
     global exits_at_once
     exits_at_once = True
-    code: Any = 1  # after an exception, whose traceback Python prints
+    code: Any = 1  # exit code if `main` raises an exception
 
     def exit_at_once() -> None:
         with suppress(OSError):  # e.g. a closed pipe, which Python then reports
@@ -114,7 +114,7 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
             sys.stderr.flush()
             os._exit(code if isinstance(code, int) else code is not None)  # as sys.exit does
 
-    atexit.register(exit_at_once)  # before the imports of `main`, so it is called after their functions
+    atexit.register(exit_at_once)  # called last, because `main` registers its functions later
     try:
         code = main()
     except SystemExit as stop:  # of argparse
@@ -158,7 +158,7 @@ def check_started_once() -> None:
         count = os.environ.get(variable, "")
         if count.isdigit() and int(count) > 1 and not (launcher == "srun" and "RAY_ADDRESS" in os.environ):
             if os.environ.get(rank, "0") != "0":
-                raise SystemExit(0)  # not an error, for which the launcher could kill the first process too early
+                raise SystemExit(0)  # after an error, the launcher could kill the first process
             raise ValueError(
                 f"started {count} times by {launcher} ({variable}={count}), but a run starts its own workers. Start "
                 f"the command once, with trainer.n_gpus_per_node={count}. For several nodes, see docs/scaling.md."
