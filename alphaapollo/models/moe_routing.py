@@ -65,11 +65,11 @@ class RoutingRecord:
         """Record a router's logits [n, E], the experts used [n, k] and those that it would choose itself [n, k]."""
         real = self.is_real_token.type_as(self.counts)
         # Recomputations compute this, too, because they must save the same tensors for the backward pass.
-        added = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
+        probability_sum = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
         if not self.is_recording:
             return
-        if added is not None:
-            self.probabilities = added if self.probabilities is None else self.probabilities + added
+        if probability_sum is not None:
+            self.probabilities = probability_sum if self.probabilities is None else self.probabilities + probability_sum
         real_choices = real[:, None].expand(experts.shape).reshape(-1)
         self.counts[layer_index].scatter_add_(0, experts.reshape(-1), real_choices)
         if self.forced_experts is not None:
@@ -103,8 +103,8 @@ class RouterHooks:
     def wrap_routers(cls, model: PreTrainedModel) -> RouterHooks | None:
         """Wrap the routers of a model in place. Returns None if the model has no routers or unsupported routers."""
         sizes = ExpertSizes.from_config(model.config)
-        routers = cls(model, sizes) if sizes else None
-        return routers if routers and routers.layers else None
+        hooks = cls(model, sizes) if sizes else None
+        return hooks if hooks and hooks.layers else None
 
     def start_recording(self, is_real_token: Tensor, token_columns: Mapping[str, Tensor]) -> RoutingRecord:
         """Start to record a forward pass. The arguments are fields of MicroBatch. Raises ValueError if the model has
@@ -212,8 +212,8 @@ class ExpertLoadBalancer:
         self.num_overridden, self.num_forced, self.loss = zeros
         self.steps = 0
         self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
-        self.denominator: float | None = None  # of `num_counted`, for a step in several parts; None: the part's tokens
-        self.num_counted = torch.zeros((), device=device)  # tokens (or rows) in the loss of the last pass, of this rank
+        self.denominator: float | None = None  # see compute_last_pass_loss; for a step in several parts
+        self.num_counted = torch.zeros((), device=device)  # this rank's tokens (or rows) in the loss of the last pass
 
     def begin_step(self, rows: Rows, row_indices: list[int]) -> None:
         """Start an optimizer step on some of this rank's rows (a collective if `coefficient` > 0)."""

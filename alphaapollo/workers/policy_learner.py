@@ -174,11 +174,10 @@ class PolicyLearner(TrainingWorker):
             assert columns.old_logprobs is not None and columns.loss_weights is not None
             new = self._compute_log_probs(batch.rows, mini_batches)
             tokens = find_trained_tokens(batch.rows, mini_batches)
-            log_ratios = torch.from_numpy((new - columns.old_logprobs)[tokens].astype(np.float64))
-            token_weights = np.repeat(columns.loss_weights, batch.rows.response_lengths)[tokens]
-            weights = torch.from_numpy(token_weights.astype(np.float64))
-            penalties = old_policy_penalty(clamp_log_ratio(log_ratios))
-            sums.add({"kl": (weights * penalties).sum(), "weights": weights.sum()})
+            log_ratio = torch.from_numpy((new - columns.old_logprobs)[tokens].astype(np.float64))
+            weights = torch.from_numpy(np.repeat(columns.loss_weights, batch.rows.response_lengths)[tokens]).double()
+            kl = (weights * old_policy_penalty(clamp_log_ratio(log_ratio))).sum()
+            sums.add({"kl": kl, "weights": weights.sum()})
         totals = sums.reduce(self.device)
         return {"policy_kl": totals["kl"] / (totals["weights"] or 1.0)}
 

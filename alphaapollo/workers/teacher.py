@@ -46,9 +46,7 @@ class FrozenTeacher(FrozenModel):
 
     def __init__(self, worker: PolicyLearner, model: Model, fsdp: FrozenFsdp):
         self.builder, dtype = worker.builder, worker.dtype
-        self.vocabulary_size = worker.policy.model.get_output_embeddings().weight.shape[
-            0
-        ]  # the teacher's may be larger
+        self.vocabulary_size = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's size
         loaded = load_policy(model, ModelMesh(worker.mesh.dense), dtype, fsdp.offload_policy)
         check_forward_vs_hf(loaded, self.builder, dtype)
         self.compute_logprobs = loaded.make_logprobs_function(worker.temperature)
