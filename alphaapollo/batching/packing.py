@@ -107,8 +107,8 @@ def _filter_micro_batches(
     micros: list[list[int]] = []
 
     def fits(micro: list[int]) -> bool:
-        both = (rows, rows.rows_with_longer_prompts)
-        return max(variant.count_computed_tokens(micro, padded) for variant in both) <= max_tokens
+        variants = (rows, rows.rows_with_longer_prompts)
+        return max(variant.count_computed_tokens(micro, padded) for variant in variants) <= max_tokens
 
     kept_rows = [[index for index in micro if keep[index]] for micro in mini_batch.micro_batches]
     for kept in filter(None, kept_rows):
@@ -128,7 +128,7 @@ class _TokenCounts:
         self.prefix_lengths: list[int] = [] if shared_prompts is None else shared_prompts.lengths.tolist()
 
     def count_by_part(self, rows: list[int]) -> list[int]:
-        """Count the tokens of each row; with shared prefixes, those of each prefix, then of the rest of each row."""
+        """Count the tokens of each row; with shared prefixes, of each prefix, then of the rest of each row."""
         lengths, prefix_lengths = self.lengths, self.prefix_lengths
         if not self.prefix_ids:
             return [lengths[row] for row in rows]
@@ -156,8 +156,8 @@ def _distribute_step_rows(
         # no distribution is balanced if one bundle alone exceeds the maximum load of a rank
         if max(costs, default=0) * num_ranks <= max_total_load or has_single_rows:
             shares = balance_ranks(costs, num_ranks)
-            largest = max(sum(costs[i] for i in share) for share in shares)
-            if largest * num_ranks <= max_total_load or has_single_rows:
+            largest_load = max(sum(costs[i] for i in share) for share in shares)
+            if largest_load * num_ranks <= max_total_load or has_single_rows:
                 return [rows[start:end] for start, end in pairwise([*starts, len(rows)])], costs, shares
         limit //= 2
 
@@ -198,8 +198,8 @@ def split_mini_batches(num_items: int, num_mini_batches: int, seed: int, shuffle
 
 
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens. Returns the indices
-    of each rank's sequences."""
+    """Distribute bundles of the given lengths to ranks, longest first, each to the rank with the fewest tokens. Returns
+    the bundle indices of each rank."""
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for index in _sort_indices_longest_first(lengths):
@@ -276,11 +276,11 @@ def distribute_preference_examples(
     names = sorted({example.data_source for example in examples})
     sources = np.array([names.index(examples[index].data_source) for index in example_ids])
     has_ref_logps = all(example.ref_logps is not None for example in examples)
-    ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
+    ref_logps = np.array([logp for example in examples for logp in (example.ref_logps or [])[: len(example.rows)]])
     unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
     assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
     unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded)
-    unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
+    unrelated_ref_logps = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     return [
         PreferenceBatch(
             rows=rank.rows,
@@ -289,9 +289,9 @@ def distribute_preference_examples(
             margins=margins[order],
             sources=sources[order],
             source_names=names,
-            ref_logps=ref[order] if has_ref_logps else None,
+            ref_logps=ref_logps[order] if has_ref_logps else None,
             unrelated_answers=unrelated_rank,
-            unrelated_ref_logps=unrelated_ref[unrelated_order] if has_ref_logps else None,
+            unrelated_ref_logps=unrelated_ref_logps[unrelated_order] if has_ref_logps else None,
         )
         for rank, order, unrelated_rank, unrelated_order in zip(
             layout.rank_batches, layout.row_order, unrelated.rank_batches, unrelated.row_order, strict=True

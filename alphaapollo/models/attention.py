@@ -328,10 +328,10 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
     segments = np.arange(len(lengths))
     prefixes, suffixes = segments[prefix_index == segments], segments[prefix_index != segments]
     prefix_lengths = lengths[prefix_index[suffixes]]
-    prefix_cells = _pad_token_ranges(starts[prefixes], lengths[prefixes])
-    suffix_cells = _pad_token_ranges(starts[suffixes], lengths[suffixes])
-    row_prefix_cells = _pad_token_ranges(starts[prefix_index[suffixes]], prefix_lengths)
-    query, key = np.arange(suffix_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
+    prefix_tokens = _pad_token_ranges(starts[prefixes], lengths[prefixes])
+    suffix_tokens = _pad_token_ranges(starts[suffixes], lengths[suffixes])
+    row_prefix_tokens = _pad_token_ranges(starts[prefix_index[suffixes]], prefix_lengths)
+    query, key = np.arange(suffix_tokens.shape[1]), np.arange(row_prefix_tokens.shape[1])
     is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(suffixes), len(query), len(key)))
     distance = query[:, None] - query
     is_suffix_visible = np.broadcast_to(distance >= 0, (len(suffixes), *distance.shape))
@@ -339,14 +339,14 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
         is_prefix_visible = is_prefix_visible & (prefix_lengths[:, None, None] + query[:, None] - key < window)
         is_suffix_visible = is_suffix_visible & (distance < window)
     mask = np.concatenate([is_prefix_visible, is_suffix_visible], axis=2)
-    cells = np.concatenate([prefix_cells.ravel(), suffix_cells.ravel()])
+    cell_tokens = np.concatenate([prefix_tokens.ravel(), suffix_tokens.ravel()])
     positions = np.empty(lengths.sum(), dtype=np.int64)
-    positions[cells[::-1]] = np.arange(len(cells))[::-1]  # a token that padding repeats gets its first cell
+    positions[cell_tokens[::-1]] = np.arange(len(cell_tokens))[::-1]  # a token that padding repeats gets its first cell
     device = packing.cu_seqlens.device
     return PaddedIndices(
-        prompts=torch.from_numpy(prefix_cells).to(device),
-        suffixes=torch.from_numpy(suffix_cells).to(device),
-        suffix_keys=torch.from_numpy(np.concatenate([row_prefix_cells, suffix_cells], axis=1)).to(device),
+        prompts=torch.from_numpy(prefix_tokens).to(device),
+        suffixes=torch.from_numpy(suffix_tokens).to(device),
+        suffix_keys=torch.from_numpy(np.concatenate([row_prefix_tokens, suffix_tokens], axis=1)).to(device),
         suffix_mask=torch.from_numpy(mask[:, None]).to(device),
         token_positions=torch.from_numpy(positions).to(device),
     )

@@ -234,7 +234,7 @@ def read_rng_states(file: Path) -> dict[str, Any]:
     """Read states of random number generators from a file of torch.save. Raises UnpicklingError for other content."""
     with torch.serialization.safe_globals(ARRAY_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
-    return states | {"numpy": tuple(getattr(part, "value", part) for part in states["numpy"])}
+    return states | {"numpy": tuple(getattr(part, "value", part) for part in states["numpy"])}  # value of an Array
 
 
 class _RestrictedUnpickleReader(FileSystemReader):

@@ -45,13 +45,13 @@ def prefetch_layers(layers: Sequence[nn.Module]) -> None:
         after[0].set_modules_to_backward_prefetch(before)
 
 
-ReadSizes = Callable[[Tensor], list[list[int]]]
+ReadSizes = Callable[[Tensor], list[list[int]]]  # copies numbers of tokens from the device to the host
 _read_split_sizes: ContextVar[ReadSizes] = ContextVar("read_split_sizes", default=lambda sizes: sizes.tolist())
 
 
 def keep_split_sizes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return two contexts for a checkpointed layer (`context_fn` of torch.utils.checkpoint). The first keeps the split
-    sizes of its forward pass. The second uses them in the recomputation, which does not wait for the GPU again."""
+    sizes of the forward pass. The second reuses them in the recomputation, which thus does not wait for the GPU."""
     kept_sizes: list[list[list[int]]] = []
 
     def read_and_keep(sizes: Tensor) -> list[list[int]]:

@@ -134,7 +134,7 @@ class _ChunkedHead:
     block_size: int  # tokens
     chunk_size: int
     fused: bool
-    saves_slopes: bool  # replace the logits, which are one block, by the gradients of the log-probs
+    saves_slopes: bool  # replace the single block of logits by the gradients of the log-probs
 
     def iterate_blocks(self, num_tokens: int) -> Iterator[slice]:
         return split_range(0, num_tokens, self.block_size)

@@ -56,10 +56,10 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None
 def _find_causal_class(config: PretrainedConfig, model: Model) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    custom_code = has_custom_code(model, config)
-    if not custom_code and reads_images(config):
+    uses_custom_code = has_custom_code(model, config)
+    if not uses_custom_code and reads_images(config):
         return "AutoModelForImageTextToText"
-    if not custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not uses_custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
@@ -350,8 +350,8 @@ def describe_image_input(model: Model) -> tuple[object, ...] | None:
 
 
 def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
-    """Raise ValueError if the model lacks an embedding for a token of the tokenizer that prompts use: special tokens
-    only if they are the end or padding tokens."""
+    """Raise ValueError if the model lacks an embedding for a token of the tokenizer that is not special, or for the end
+    or padding token. Other special tokens are ignored."""
     size = getattr(load_config(model).get_text_config(), "vocab_size", None)
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [index for index in tokenizer.get_vocab().values() if index not in special]

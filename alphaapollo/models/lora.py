@@ -155,8 +155,8 @@ def merge_lora_weight(layer: Any) -> Tensor:
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
     b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the same rows as this rank's slice of W
-    local = local_tensor(weight.detach()).to(a.device, torch.float32)
-    merged = torch.addmm(local, b, a, alpha=layer.scaling[ADAPTER])
+    local_weight = local_tensor(weight.detach()).to(a.device, torch.float32)
+    merged = torch.addmm(local_weight, b, a, alpha=layer.scaling[ADAPTER])
     if not isinstance(weight, DTensor):
         return merged
     return DTensor.from_local(merged, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())

@@ -212,7 +212,7 @@ class ExpertLoadBalancer:
         self.num_overridden, self.num_forced, self.loss = zeros
         self.steps = 0
         self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
-        self.denominator: float | None = None  # see compute_last_pass_loss; for a step in several parts
+        self.denominator: float | None = None  # set if a step has several calls (compute_last_pass_loss)
         self.num_counted = torch.zeros((), device=device)  # this rank's tokens (or rows) in the loss of the last pass
 
     def begin_step(self, rows: Rows, row_indices: list[int]) -> None:
@@ -224,11 +224,11 @@ class ExpertLoadBalancer:
             dist.all_reduce(self.tokens, group=self.group)
 
     def compute_last_pass_loss(self) -> Tensor | float:
-        """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
+        """Return the last forward pass's part of the load-balancing loss, and add the pass's expert loads to `counts`.
         Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
 
-        The weight of the passes that all ranks run at the same time is their share of the step's tokens; with
-        `denominator`, it is num_counted / denominator."""
+        The passes that all ranks run at the same time are weighted by their share of the step's tokens or, with
+        `denominator`, by num_counted / denominator."""
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts

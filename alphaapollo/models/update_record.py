@@ -33,7 +33,7 @@ class UpdateRecord:
         self.trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
     def write_gradients(self) -> None:
-        """Write the gradients of the next step, and the weights between the first two steps."""
+        """Write the gradients of the next step, and before the second step also the weights."""
         if self.num_steps == 1:
             _write_tensors(self.folder / "weights_1.safetensors", self.trained)
         self._write_gradients(str(self.num_steps))

@@ -117,7 +117,7 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
     atexit.register(exit_at_once)  # called last, because `main` registers its functions later
     try:
         code = main()
-    except SystemExit as stop:  # of argparse
+    except SystemExit as stop:  # e.g. from argparse
         code = stop.code
         raise
     sys.exit(code)
@@ -158,7 +158,7 @@ def check_started_once() -> None:
         count = os.environ.get(variable, "")
         if count.isdigit() and int(count) > 1 and not (launcher == "srun" and "RAY_ADDRESS" in os.environ):
             if os.environ.get(rank, "0") != "0":
-                raise SystemExit(0)  # after an error, the launcher could kill the first process
+                raise SystemExit(0)  # with another exit code, the launcher could kill the first process
             raise ValueError(
                 f"started {count} times by {launcher} ({variable}={count}), but a run starts its own workers. Start "
                 f"the command once, with trainer.n_gpus_per_node={count}. For several nodes, see docs/scaling.md."

@@ -65,7 +65,7 @@ def start_fork_server(preload: str, provided: Sequence[str], shared: Mapping[str
     server: Any = multiprocessing.forkserver._forkserver
     server.set_forkserver_preload([preload])
     if _inherited_modules.issuperset(provided):
-        multiprocessing.forkserver.ensure_running = server.ensure_running = lambda: None
+        multiprocessing.forkserver.ensure_running = server.ensure_running = lambda: None  # it is running
     elif shared is None or not _use_shared_server(server, shared):
         _launch(server)
 

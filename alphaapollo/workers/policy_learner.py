@@ -69,9 +69,9 @@ class PolicyLearner(TrainingWorker):
         Args:
             columns: inputs of a policy loss, whose weights include the denominator. Missing old log-probs are taken
                 from this forward pass, and missing log-probs of a reference are computed.
-            loss: name of a policy loss, or a pickled LossFunction, which gets the columns of the rows.
-            denominator: number by which a function's loss and the experts' load-balancing loss divide their sums over
-                the tokens (or rows) of several calls; None: this call has all tokens of the step.
+            loss: name of a policy loss, or a pickled LossFunction, which gets the columns of the batch's rows.
+            denominator: divides the sums over tokens (or rows) in a function's loss and in the experts' load-balancing
+                loss, if a step has several calls; None: this call has all tokens of the step.
             kl_coef: coefficient of ppo_kl; None: the configured one.
 
         Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are unchanged.
