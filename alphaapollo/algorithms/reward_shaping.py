@@ -83,8 +83,8 @@ def count_lowest_of_max_variance(ascending: Tensor, size: int) -> int:
     first_high = len(ascending) - size + k  # position of the lowest of the size - k highest scores
     means, mean_squares = ((sums[k] + sums[-1] - sums[first_high]) / size for sums in prefix_sums)
     variances = mean_squares - means**2
-    best = (variances >= variances.max() * (1.0 - 1e-9)).nonzero()[:, 0]
-    return int(best[(best - size / 2).abs().argmin()])
+    best_k = (variances >= variances.max() * (1.0 - 1e-9)).nonzero()[:, 0]
+    return int(best_k[(best_k - size / 2).abs().argmin()])
 
 
 def _split_group_weight(is_selected: Tensor, groups: Groups) -> Tensor:

@@ -134,7 +134,7 @@ def _write_folder(
     else:
         tokenizer.save_pretrained(folder)
     config.dtype, config.chat_template_digest = dtype, make_template_digest(tokenizer)
-    for name in config.sub_configs:  # those of language model and vision tower
+    for name in config.sub_configs:  # sections of the language model and the vision tower
         getattr(config, name).dtype = dtype
     config.save_pretrained(folder)
     code = Path(source.path).glob("*.py")  # modeling code that is part of the model folder
@@ -227,7 +227,7 @@ def write_merged_model(
             parameter.data = parameter.data.to(base_dtype if dtype == "auto" else getattr(torch, dtype))
         merged.save_pretrained(folder)
         check_written_model(merged.float(), folder, base)
-    except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:  # also those of peft
+    except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:  # also errors of peft
         raise ValueError(f"{adapter} cannot be merged into its base model: {error}") from error
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     load_tokenizer(str(adapter) if has_tokenizer else base.path, trusts_code).save_pretrained(folder)
@@ -249,7 +249,7 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", 
         tensors = {name: tensor.to(target_dtype) for name, tensor in tensors.items()}
         _write_folder(folder, tensors, load_config(source), target_dtype, source)
         load_causal_lm(source.model_copy(update={"path": str(folder)}), "padded")
-    except Exception as error:  # those of torch for a damaged file, or for types other than tensors
+    except Exception as error:  # errors of torch for a damaged file, or for types other than tensors
         reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
         fix = "If its files are complete, convert it with `python -m verl.model_merger merge`."
         raise ValueError(f"{shards[0].parent} of verl cannot be converted: {reason}. {fix}") from error

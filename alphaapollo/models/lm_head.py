@@ -114,8 +114,8 @@ def compute_token_stats(
     limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
     block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)  # tokens
     fused = fused and divergence_target is None
-    is_plain = not (fused or divergence_target or head.softcap) and head.bias is None
-    saves_slopes = is_plain and torch.is_grad_enabled() and len(states) <= block
+    needs_logits = fused or divergence_target or head.softcap or head.bias is not None
+    saves_slopes = not needs_logits and torch.is_grad_enabled() and len(states) <= block
     chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused, saves_slopes)
     outputs = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
     logprobs, entropy, divergence, *statistics = outputs

@@ -205,7 +205,7 @@ def _explain_errors(model: Model, file: str, fix: str) -> Iterator[None]:
     """Context manager that converts errors of transformers to a ValueError with the model's path."""
     try:
         yield
-    except Exception as error:  # those of transformers, safetensors, the hub and a model's own code
+    except Exception as error:  # errors of transformers, safetensors, the hub and a model's own code
         reason = (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]
         raise ValueError(f"model.path={model.path}: cannot read {file} ({reason}). Check {fix}.") from error
 

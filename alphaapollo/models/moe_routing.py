@@ -254,7 +254,7 @@ class ExpertLoadBalancer:
         """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
         totals = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
         dist.all_reduce(totals)
-        totals = torch.cat([totals, self.loss[None]]).cpu()
+        totals = torch.cat([totals, self.loss[None]]).cpu()  # the loss is already a sum over ranks
         counts = totals[:-3].view_as(self.counts)[self.routers.layers]
         num_overridden, num_forced, loss = totals[-3:].tolist()
         mean = counts.mean(1, keepdim=True).clamp(min=1e-9)

@@ -176,8 +176,8 @@ class PolicyModel(FsdpRoot):
         attention = language.config._attn_implementation
         if uses_alphaapollo_backend(self.model):
             # SDPA is faster, but does not cap scores.
-            capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
-            language.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")
+            softcap = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
+            language.set_attn_implementation("sdpa" if self.model._supports_sdpa and not softcap else "eager")
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield

@@ -98,7 +98,7 @@ class TrainState:
     ) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
-        after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged.
+        after too many skipped steps in a row, such a step raises FloatingPointError. The weights remain unchanged.
 
         lr: learning rate; None: that of the schedule. grad_clip: maximum gradient norm; None: the configured one.
         """

@@ -233,7 +233,7 @@ def remove_stale_folders(base: Path) -> None:
 
 
 def _make_locked_folder(base: Path) -> tuple[Path, int]:
-    """Create a temporary folder in `base` and lock it. Returns it with the file descriptor that holds the lock."""
+    """Create and lock a temporary folder in `base`. Returns the folder and the file descriptor that holds the lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         with suppress(FileNotFoundError):  # another command has removed the folder before it was locked

@@ -111,22 +111,22 @@ def share_fork_server(preload: str, provided: Sequence[str], environment: Mappin
 
 
 def _use_shared_server(server: Any, environment: Mapping[str, str]) -> bool:
-    """Let this process fork from the shared fork server, if there is one with these variables. If it has died, the next
-    fork starts a server of this process."""
+    """Let this process fork from the shared fork server, if there is one with these variables. If that server dies,
+    the next fork starts a server of this process."""
     pid, _, address = os.environ.get(SHARED, "0 ").partition(" ")
     try:
-        server_environment = psutil.Process(int(pid)).environ()
-    except psutil.Error:  # it has died, or another machine started this process
+        missing_variables = environment.items() - psutil.Process(int(pid)).environ().items()
+    except psutil.Error:  # the server has died, or is on another machine
         return False
-    if not address or environment.items() - server_environment.items():
+    if not address or missing_variables:
         return False
+    launch = server.ensure_running
 
     def ensure_running() -> None:
         if not os.path.exists(f"/proc/{pid}/exe"):
             multiprocessing.forkserver.ensure_running = server.ensure_running = launch
             launch()
 
-    launch = server.ensure_running
     server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
     multiprocessing.forkserver.ensure_running = server.ensure_running = ensure_running
     return True

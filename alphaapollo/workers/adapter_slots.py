@@ -106,7 +106,7 @@ class AdapterSlots:
         del self._slots[name]
 
     def switch(self, name: str) -> None:
-        """Put an adapter into the model, and keep the one that was there."""
+        """Put an adapter into the model, and keep the previous adapter in its slot."""
         if name != self.current:
             self._slots[self.current] = self._take_from_model()
             self._put_into_model(self._slots.pop(name))

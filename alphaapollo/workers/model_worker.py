@@ -117,7 +117,7 @@ class ModelWorker:
 
     Args:
         model: model section after `resolve_model`.
-        fsdp: section with the sizes of the groups of ranks that share a copy of the model, or its experts.
+        fsdp: section with the numbers of ranks that share a copy of the model, and the experts (make_mesh).
     """
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp = WITHOUT_REPLICAS):

@@ -196,11 +196,11 @@ class MovingAverageTeacher(FrozenModel):
         super().__init__(loaded, fsdp.param_offload)
 
     def make_divergence_target(self, batch: RankBatch, row_indices: list[int], micro: MicroBatch) -> DivergenceTarget:
-        longer = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
+        longer_micro = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
         self.offloader.reload()
-        hidden = self.model.compute_lm_head_input(longer)
+        hidden = self.model.compute_lm_head_input(longer_micro)
         if (sequence := micro.sequence) is not None:  # a longer prompt moves tokens to other ranks
-            states = gather_token_values(hidden.states.t(), longer.predicting_tokens, sequence).t()
+            states = gather_token_values(hidden.states.t(), longer_micro.predicting_tokens, sequence).t()
             hidden = replace(hidden, states=states[micro.predicting_tokens.selection_indices].contiguous())
         divergence, top_k = make_divergence(self.teacher), self.teacher.top_k
         return DivergenceTarget(hidden, divergence, with_statistics=True, top_k=top_k, selects_policy_tokens=True)
