@@ -2,8 +2,8 @@
 
     load_batch -> [log-probs of policy and plug-ins] -> update(columns) -> send_weights -> offload
 
-Each iteration calls `update` once, which accumulates the gradients of each mini-batch and takes an optimizer step. A
-user's own loop calls these two operations itself:
+Each iteration calls `update` once. For each mini-batch, `update` accumulates the gradients and takes an optimizer step.
+A user's own loop calls these two operations itself:
 
     accumulate(batch, columns, loss) -> ... -> take_step() -> send_weights -> offload
 
