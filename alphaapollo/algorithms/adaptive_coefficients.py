@@ -40,8 +40,8 @@ def next_policy_kl_coef(options: PolicyLossOptions, coef: float | None, kl: floa
 
 
 def next_kl_coef_by_doubling(coef: float, kl: float, target: float, initial: float) -> float:
-    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4). It is
-    at least initial / 1024, so that it can grow again in a few iterations."""
+    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4). The
+    result is at least initial / 1024, so that it can grow again in a few iterations."""
     if kl < target / 1.5:
         return max(coef / 2.0, initial / 1024)
     return coef * 2.0 if kl > target * 1.5 else coef

@@ -1,9 +1,9 @@
-"""Aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with one weight per row:
+"""Aggregation of a per-token loss to a scalar. In every loss_agg_mode it is a weighted sum with one weight per row:
 
     loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 
 The driver computes the weights once, from the lengths of *all* trajectories of a mini-batch over all ranks, so that
-micro-batches, ranks and packing cannot change a loss. All rows of a trajectory get its weight.
+micro-batches, ranks and packing cannot change a loss. All rows of a trajectory have the trajectory's weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
     weights of seq-mean-token-sum.
 
     Args:
-        lengths: [N] loss tokens of each sequence.
+        lengths: [N] number of loss tokens of each sequence.
         group_ids: [N] group of each sequence.
         horizon: constant of seq-mean-token-sum-norm; ignored in other modes.
     """

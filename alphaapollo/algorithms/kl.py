@@ -1,5 +1,5 @@
-"""KL divergence to a reference policy: estimators, and penalty in the reward; divergences between the distributions of
-the policy and another model.
+"""Estimators of the KL divergence to a reference policy, the KL penalty in the reward, and divergences between the
+distributions of the policy and another model.
 
 Estimators use log-probs of sampled tokens, with d = log pi - log ref. docs/algorithms/loss_parts.md has the means of
 their values and gradients. `full` needs both distributions; models/lm_head.py computes it.
@@ -52,8 +52,8 @@ def unbiased_kl(logp: Tensor, behavior_logp: Tensor, ref_logp: Tensor, mask: Ten
     """Estimate KL(pi||ref) at each sampled token as (pi / mu) k3, in nats (arXiv 2512.02556, Eq. 7). All [B, L].
 
     behavior_logp: log-probs of the policy mu that sampled the tokens. The ratio pi / mu also has a gradient, so that
-    expectations over tokens of mu are KL(pi||ref) and its gradient. The gradient (pi / mu) d is computed directly:
-    differentiating the product subtracts terms of size e^-d.
+    expectations over tokens of mu are KL(pi||ref) and its gradient. The gradient (pi / mu) d is computed directly,
+    because differentiating the product would subtract terms of size e^-d.
     """
     detached_logp = logp.detach()
     ratio = log_ratio(detached_logp, behavior_logp, mask).exp()
@@ -85,12 +85,12 @@ def subtract_kl(
     is n.
     """
     kl = apply_mask(kl_penalty(old_logp, ref_logp, kind), mask)
-    sums, actions = (torch.segment_reduce(values.to(kl.dtype), "sum", lengths=lengths) for values in (kl, mask))
-    num_sequences = (actions > 0).sum().clamp(min=1)
+    kl_sums, num_actions = (torch.segment_reduce(values.to(kl.dtype), "sum", lengths=lengths) for values in (kl, mask))
+    num_sequences = (num_actions > 0).sum().clamp(min=1)
     return KLShapedRewards(
         token_rewards=token_rewards - coef * kl,
-        kl_per_sequence=sums.sum() / num_sequences,
-        kl_per_token=(sums / actions.clamp(min=1)).sum() / num_sequences,
+        kl_per_sequence=kl_sums.sum() / num_sequences,
+        kl_per_token=(kl_sums / num_actions.clamp(min=1)).sum() / num_sequences,
     )
 
 
@@ -157,7 +157,7 @@ def spread_tail(logp: Tensor, top_ids: Tensor, top_logq: Tensor, tail: Tensor) -
     """Extend the log-probs of q's k most probable tokens to all tokens, for a divergence over k + 1 outcomes.
 
     All other tokens, the tail, share the probability of the tail in proportion to p. As p / q is constant on the tail,
-    value and gradient of every Divergence over the vocabulary equal those over the k tokens and one outcome for it.
+    value and gradient of every Divergence over the vocabulary equal those over the k tokens and the tail as a whole.
 
     Args:
         logp: [..., V].
@@ -191,7 +191,7 @@ class TargetAdvantages(NamedTuple):
 def compute_target_advantages(old_logp: Tensor, target_logp: Tensor, mask: Tensor) -> TargetAdvantages:
     """Compute A_t = target_logp - old_logp. The policy gradient with A minimizes the reverse KL. [B, L] each.
 
-    A token's advantage ignores later tokens; MiniLLM (arXiv 2306.08543, Eq. 2-5) sums over them.
+    A token's advantage ignores later tokens. In MiniLLM (arXiv 2306.08543, Eq. 2-5) it is a sum over them.
     """
     advantages = apply_mask(target_logp - old_logp, mask)
     agreement = advantages.clamp(max=0.0).exp()

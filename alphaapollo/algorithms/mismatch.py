@@ -19,7 +19,7 @@ from alphaapollo.config.schema import RolloutCorrection
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
-"""First token of each bin of k3_at_*."""
+"""First position of each bin of the metrics k3_at_*."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MismatchSums:
     log_ratios: np.ndarray  # float32 [n] d of each token
     moments: np.ndarray  # float64 [5] sums of d, |d|, e^d - d - 1, e^d, e^2d
     trajectory_ids: np.ndarray  # int64 [r] trajectories with tokens on this rank
-    trajectory_sums: np.ndarray  # float64 [r] sum of d over the tokens of each
+    trajectory_sums: np.ndarray  # float64 [r] sum of d over the tokens of each trajectory
     position_counts: np.ndarray  # int64 [len(POSITIONS)] tokens in each bin
     position_sums: np.ndarray  # float64 [len(POSITIONS)] sum of e^d - d - 1 over the tokens of each bin
 
@@ -67,7 +67,7 @@ def mismatch_metrics(ranks: Sequence[MismatchSums]) -> dict[str, float]:
     d, abs_d, k3, ratio, ratio_squared = np.sum([rank.moments for rank in ranks], axis=0) / len(log_ratios)
     ids, index = np.unique(np.concatenate([rank.trajectory_ids for rank in ranks]), return_inverse=True)
     log_products = np.bincount(index, weights=np.concatenate([rank.trajectory_sums for rank in ranks]))
-    products = np.exp(log_products - log_products.max())  # of a trajectory's ratios, up to a common factor
+    products = np.exp(log_products - log_products.max())  # product of each trajectory's ratios, up to a common factor
     quantiles = np.quantile(log_ratios, list(QUANTILES.values()), overwrite_input=True)
     counts = np.sum([rank.position_counts for rank in ranks], axis=0)
     sums = np.sum([rank.position_sums for rank in ranks], axis=0)

@@ -37,18 +37,18 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
     """Compute PF-PPO's loss weights of samples (arXiv 2409.06957), with mean 1 in each group; all 1 in groups of equal
     scores. [N] -> [N]. The paper draws training samples at random; the weights have the same expectation without noise.
 
-    method: best puts all weight on the best sample; best_random half on the best, half on all remaining samples;
-    best_worst half on the best, half on the worst. Samples with equal scores share the weight.
+    method: best puts all weight on the best sample; best_random puts half on the best and half on all other samples;
+    best_worst puts half on the best and half on the worst. Samples with equal scores share the weight.
     """
-    best = scores == groups.max(scores)[groups.group_index]
+    is_best = scores == groups.max(scores)[groups.group_index]
     match method:
         case "best":
-            weights = _split_group_weight(best, groups)
+            weights = _split_group_weight(is_best, groups)
         case "best_random":
-            weights = (_split_group_weight(best, groups) + _split_group_weight(~best, groups)) / 2
+            weights = (_split_group_weight(is_best, groups) + _split_group_weight(~is_best, groups)) / 2
         case "best_worst":
-            worst = scores == -groups.max(-scores)[groups.group_index]
-            weights = (_split_group_weight(best, groups) + _split_group_weight(worst, groups)) / 2
+            is_worst = scores == -groups.max(-scores)[groups.group_index]
+            weights = (_split_group_weight(is_best, groups) + _split_group_weight(is_worst, groups)) / 2
     is_constant = groups.is_constant(scores)[groups.group_index]
     return torch.where(is_constant, torch.ones_like(scores), weights.to(scores.dtype))
 
@@ -56,8 +56,8 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
 def select_samples(scores: Tensor, groups: Groups, size: int, method: str | None, noise: Tensor) -> Tensor:
     """Select `size` samples of each group, or all samples of a smaller group. Returns bool [N].
 
-    method: max_variance maximizes the variance of the selected scores; extremes selects the lower half from the lowest
-    scores and the rest from the highest; random selects those with the smallest noise. scores, noise: [N].
+    method: max_variance maximizes the variance of the selected scores; extremes selects size // 2 of the lowest
+    scores and the rest from the highest; random selects the samples with the smallest noise. scores, noise: [N].
     """
     selected = torch.zeros_like(scores, dtype=torch.bool)
     for members in groups.group_index.argsort(stable=True).split(groups.sizes.tolist()):
@@ -73,7 +73,7 @@ def select_samples(scores: Tensor, groups: Groups, size: int, method: str | None
 
 def count_lowest_of_max_variance(ascending: Tensor, size: int) -> int:
     """Return k such that the k lowest and the size - k highest of n sorted scores have the largest variance of all
-    subsets of this size (arXiv 2504.13818, section 3: such a k exists). Of several, return the one closest to size / 2.
+    subsets of this size (arXiv 2504.13818, section 3: such a k exists). Of several, return the k closest to size / 2.
 
     ascending: the sorted scores [n]. The function takes O(n) operations.
     """
@@ -83,8 +83,8 @@ def count_lowest_of_max_variance(ascending: Tensor, size: int) -> int:
     first_high = len(ascending) - size + k  # position of the lowest of the size - k highest scores
     means, mean_squares = ((sums[k] + sums[-1] - sums[first_high]) / size for sums in prefix_sums)
     variances = mean_squares - means**2
-    best = (variances >= variances.max() * (1.0 - 1e-9)).nonzero()[:, 0]
-    return int(best[(best - size / 2).abs().argmin()])
+    best_k = (variances >= variances.max() * (1.0 - 1e-9)).nonzero()[:, 0]
+    return int(best_k[(best_k - size / 2).abs().argmin()])
 
 
 def _split_group_weight(is_selected: Tensor, groups: Groups) -> Tensor:

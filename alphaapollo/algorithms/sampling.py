@@ -83,7 +83,7 @@ def decode_batch(
     for length in itertools.count(longest):
         columns = torch.arange(length, device=device)
         mask = (columns >= padding[:, None]).long()
-        # finished rows continue at their last position; their samples are ignored
+        # finished rows continue at their last position, and their samples are ignored
         positions = (columns - padding[:, None]).clamp(min=0).minimum(last_positions[:, None])
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()

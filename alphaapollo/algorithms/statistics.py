@@ -193,7 +193,7 @@ class JoinedTrajectories:
     def from_mask(cls, mask: Tensor, trajectory_ids: Tensor, times: Tensor | None = None) -> JoinedTrajectories:
         """Create the mapping from the action mask [B, L] and the trajectory id [B] (any integer) of each row.
 
-        times: int64 [B, L], by which a trajectory's action tokens are sorted; those of equal times keep their order.
+        times: int64 [B, L], by which a trajectory's action tokens are sorted; tokens of equal times keep their order.
         """
         rows = Groups.from_ids(trajectory_ids)
         if torch.equal(rows.group_index, torch.arange(len(mask), device=mask.device)):
@@ -206,9 +206,9 @@ class JoinedTrajectories:
         trajectory = rows.group_index[row[order]]
         counts = torch.bincount(trajectory, minlength=1)
         position = torch.arange(len(trajectory), device=mask.device) - (counts.cumsum(0) - counts)[trajectory]
-        joined = mask.new_zeros(len(rows.sizes), int(position.max()) + 1 if len(position) else 1)
-        joined[trajectory, position] = 1
-        return cls(joined, rows, mask, ((row[order], column[order]), (trajectory, position)))
+        joined_mask = mask.new_zeros(len(rows.sizes), int(position.max()) + 1 if len(position) else 1)
+        joined_mask[trajectory, position] = 1
+        return cls(joined_mask, rows, mask, ((row[order], column[order]), (trajectory, position)))
 
     def join(self, values: Tensor) -> Tensor:
         """Copy values of action tokens from rows to trajectories; 0 elsewhere. Differentiable. [B, L] -> [N, K]."""

@@ -34,7 +34,7 @@ def sum_repetitions(samples: Sequence[tuple[Sequence[int], Sequence[float]]]) ->
         is_same = earlier[:length] == later[:length]
         count = length if is_same.all() else int(is_same.argmin()) + 1
         excess, variance = is_same[:count] - p[:count], p[:count] * (1 - p[:count])
-        sums[:2] += excess.sum(), (excess @ excess + 2 * variance.sum()) / 3
+        sums[:2] += excess.sum(), (excess @ excess + 2 * variance.sum()) / 3  # the other two sums stay 0
     return sums
 
 

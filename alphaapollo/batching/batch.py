@@ -6,7 +6,7 @@ A column is an array with one number per response token of a rank, e.g. log-prob
 columns of all ranks and one array [n] over the response tokens of all sequences, for the algorithms.
 
 Arrays are flat (sequences are concatenated without padding), and Ray passes them without a copy. The assignment of
-sequences to ranks and mini-batches never changes after packing.build_batch_layout: each loss has a fixed denominator.
+sequences to ranks and mini-batches is final after packing.build_batch_layout, so each loss has a fixed denominator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ A = TypeVar("A")
 PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights", "trajectory_ids")
 """Columns with one value per row."""
 TARGETS, WEIGHTS = "targets", "weights"
-"""Columns of a row [T]: tokens to predict instead of the row's own, and the weight of each token in the loss."""
+"""Columns [T] of a row: tokens to predict instead of the row's own tokens, and the weight of each token in the loss."""
 INTEGERS = ("trajectory_ids", "top_tokens")  # columns that are not converted to floating point
 
 
@@ -48,7 +48,7 @@ class Rows:
     shared_prompts: SharedPrompts | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # images of each row; None: no row has an image
     columns: dict[str, np.ndarray | tuple[Any, ...]] = field(default_factory=dict)
-    """Row.columns: an array [sum T, ...] over the tokens, or a tuple [R] of values of rows (None: the row has none)."""
+    """Row.columns of all rows: an array [sum T, ...] with a value per token, or a tuple [R] with values or None."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], shared_prompts: SharedPrompts | None = None) -> Rows:
@@ -134,7 +134,7 @@ class Rows:
             token_ids=np.concatenate([part for pair in zip(prompts, responses, strict=True) for part in pair]),
             lengths=response_starts + self.response_lengths,
             response_starts=response_starts,
-            columns={},
+            columns={},  # columns per token do not fit the longer prompts
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -166,16 +166,16 @@ class Columns(Generic[A]):
     loss_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss
     sequence_weights: A | None = None  # float32 [R], weight of the row's trajectory in a sequence-level loss
     value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
-    divergence_weights: A | None = None  # float32 [R], of the row's divergence from other models; None: loss_weights
+    divergence_weights: A | None = None  # float32 [R], like loss_weights, for divergences; None: use loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
     token_weights: A | None = None  # float32 [sum responses], factor of each token's weight; None: 1
     target_logprobs: A | None = None  # float32 [sum responses], log-probs of the sampled tokens under the teachers
     top_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each model behind a server
-    top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
+    top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; entry k: all other tokens together
 
     def select(self: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[np.ndarray]:
-        """Return the columns of the rows at `row_indices`. `rows`: all rows; their offsets locate the values."""
+        """Return the columns of the rows at `row_indices`. `rows`: all rows that these columns describe."""
         selected = {}
         for name, column in vars(self).items():
             if column is not None and name in PER_ROW:
@@ -295,7 +295,7 @@ class FinetuningStepResult:
 
 
 def concatenate_segments(values: np.ndarray, offsets: np.ndarray, segment_indices: Sequence[int]) -> np.ndarray:
-    """Concatenate values[offsets[i]:offsets[i + 1]] for each i in `segment_indices`."""
+    """Concatenate values[offsets[i]:offsets[i + 1]] for each i in `segment_indices`, which may be empty."""
     return np.concatenate([values[:0], *(values[offsets[i] : offsets[i + 1]] for i in segment_indices)])
 
 

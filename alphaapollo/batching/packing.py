@@ -51,14 +51,14 @@ def build_batch_layout(
         shared_prompts: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prompts are shared only if row tokens / computed tokens is at least this ratio.
     """
-    rows_of, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
-    groups = [[index] for index in range(len(rows_of))] if group_ids is None else _list_group_members(group_ids)
-    num_steps = min(num_mini_batches or -(-len(rows_of) // mini_batch_size), len(groups))
+    trajectory_rows, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
+    groups = [[index] for index in range(len(trajectory_rows))] if group_ids is None else _list_group_members(group_ids)
+    num_steps = min(num_mini_batches or -(-len(trajectory_rows) // mini_batch_size), len(groups))
     step_groups = split_mini_batches(len(groups), num_steps, seed, shuffle)
     step_trajectories = [[trajectory for group in step for trajectory in groups[group]] for step in step_groups]
-    step_rows = [[rows_of[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
+    step_rows = [[trajectory_rows[trajectory] for trajectory in step] for step in step_trajectories]
     if not needs_full_sequence:
-        step_rows = [[[row] for trajectory_rows in step for row in trajectory_rows] for step in step_rows]
+        step_rows = [[[row] for bundle in step for row in bundle] for step in step_rows]
     tokens = _TokenCounts(lengths, shared_prompts)
     steps = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in step_rows]
     if shared_prompts is not None and sum(lengths) < min_sharing_ratio * sum(sum(costs) for _, costs, _ in steps):
@@ -80,19 +80,19 @@ def build_batch_layout(
     return BatchLayout(
         rank_batches=[RankBatch(*pair) for pair in zip(rank_rows, mini_batches, strict=True)],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
-        mini_batch_rows=[[row for trajectory in step for row in rows_of[trajectory]] for step in step_trajectories],
+        mini_batch_rows=[[row for index in step for row in trajectory_rows[index]] for step in step_trajectories],
     )
 
 
 def filter_mini_batches(batch: BatchLayout, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
     """Remove the rows that `keep`, bool [B], excludes, and join small micro-batches. Returns the mini-batches of each
-    rank. A mini-batch has as many micro-batches on every rank, and remains if all its rows are removed."""
+    rank. All ranks have the same number of micro-batches in a mini-batch, even if all of its rows are removed."""
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
     ranks = []
     for rank, order in zip(batch.rank_batches, batch.row_order, strict=True):
-        mask, steps = keep[order], rank.mini_batches
-        ranks.append([_filter_micro_batches(rank.rows, step, mask, max_tokens, padded) for step in steps])
+        rank_keep, steps = keep[order], rank.mini_batches
+        ranks.append([_filter_micro_batches(rank.rows, step, rank_keep, max_tokens, padded) for step in steps])
     counts = [max(1, *map(len, micros)) for micros in zip(*ranks, strict=True)]
     return [
         [MiniBatch(micros + [[]] * (count - len(micros))) for micros, count in zip(rank, counts, strict=True)]
@@ -107,8 +107,8 @@ def _filter_micro_batches(
     micros: list[list[int]] = []
 
     def fits(micro: list[int]) -> bool:
-        both = (rows, rows.rows_with_longer_prompts)
-        return max(variant.count_computed_tokens(micro, padded) for variant in both) <= max_tokens
+        variants = (rows, rows.rows_with_longer_prompts)
+        return max(variant.count_computed_tokens(micro, padded) for variant in variants) <= max_tokens
 
     kept_rows = [[index for index in micro if keep[index]] for micro in mini_batch.micro_batches]
     for kept in filter(None, kept_rows):
@@ -128,7 +128,7 @@ class _TokenCounts:
         self.prefix_lengths: list[int] = [] if shared_prompts is None else shared_prompts.lengths.tolist()
 
     def count_by_part(self, rows: list[int]) -> list[int]:
-        """Count the tokens of each row; with shared prefixes, those of each prefix, then of the rest of each row."""
+        """Count the tokens of each row; with shared prefixes, of each prefix, then of the rest of each row."""
         lengths, prefix_lengths = self.lengths, self.prefix_lengths
         if not self.prefix_ids:
             return [lengths[row] for row in rows]
@@ -152,12 +152,12 @@ def _distribute_step_rows(
     rows = sorted((row for (row,) in step_rows), key=lambda row: (ids[row], -lengths[row]))
     while True:
         starts, costs = _split_by_prefix(rows, lengths, ids, tokens.prefix_lengths, limit)
-        max_total_load = MAX_IMBALANCE * sum(costs)
-        # a bundle above this load makes every distribution unbalanced
-        if max(costs, default=0) * num_ranks <= max_total_load or len(costs) == len(rows):
+        max_total_load, has_single_rows = MAX_IMBALANCE * sum(costs), len(costs) == len(rows)
+        # no distribution is balanced if one bundle alone exceeds the maximum load of a rank
+        if max(costs, default=0) * num_ranks <= max_total_load or has_single_rows:
             shares = balance_ranks(costs, num_ranks)
-            largest = max(sum(costs[i] for i in share) for share in shares)
-            if largest * num_ranks <= max_total_load or len(costs) == len(rows):
+            largest_load = max(sum(costs[i] for i in share) for share in shares)
+            if largest_load * num_ranks <= max_total_load or has_single_rows:
                 return [rows[start:end] for start, end in pairwise([*starts, len(rows)])], costs, shares
         limit //= 2
 
@@ -198,8 +198,8 @@ def split_mini_batches(num_items: int, num_mini_batches: int, seed: int, shuffle
 
 
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens. Returns the indices
-    of each rank's sequences."""
+    """Distribute bundles of the given lengths to ranks, longest first, each to the rank with the fewest tokens. Returns
+    the bundle indices of each rank."""
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for index in _sort_indices_longest_first(lengths):
@@ -211,10 +211,10 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
     """Split the row bundles of one rank, given by the lengths of their rows, into micro-batches of at most max_tokens
-    tokens, longest first. A longer bundle is a micro-batch by itself. Returns bundle indices."""
+    tokens, longest first. A bundle of more tokens is a micro-batch by itself. Returns bundle indices."""
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
-    sizes = [max(rows) if padded else sum(rows) for rows in bundle_lengths]
+    sizes = [max(lengths) if padded else sum(lengths) for lengths in bundle_lengths]
     for index in _sort_indices_longest_first(sizes):
         count = len(bundle_lengths[index])
         cost = (num_rows + count) * longest if padded else tokens + sizes[index]
@@ -276,11 +276,11 @@ def distribute_preference_examples(
     names = sorted({example.data_source for example in examples})
     sources = np.array([names.index(examples[index].data_source) for index in example_ids])
     has_ref_logps = all(example.ref_logps is not None for example in examples)
-    ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
+    ref_logps = np.array([logp for example in examples for logp in (example.ref_logps or [])[: len(example.rows)]])
     unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
     assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
     unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded)
-    unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
+    unrelated_ref_logps = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     return [
         PreferenceBatch(
             rows=rank.rows,
@@ -289,9 +289,9 @@ def distribute_preference_examples(
             margins=margins[order],
             sources=sources[order],
             source_names=names,
-            ref_logps=ref[order] if has_ref_logps else None,
+            ref_logps=ref_logps[order] if has_ref_logps else None,
             unrelated_answers=unrelated_rank,
-            unrelated_ref_logps=unrelated_ref[unrelated_order] if has_ref_logps else None,
+            unrelated_ref_logps=unrelated_ref_logps[unrelated_order] if has_ref_logps else None,
         )
         for rank, order, unrelated_rank, unrelated_order in zip(
             layout.rank_batches, layout.row_order, unrelated.rank_batches, unrelated.row_order, strict=True

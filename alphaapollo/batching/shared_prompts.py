@@ -23,8 +23,8 @@ MIN_SHARING_RATIO = 1.2  # prefixes are shared if tokens of all rows / computed 
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Prefix of each of R rows: its complete prompt if it shares no tokens with other rows. Rows with equal prefix ids
-    begin with the same tokens."""
+    """Prefix of each of R rows. Rows with equal prefix ids begin with the same tokens. If a row shares no tokens with
+    other rows, its prefix is its complete prompt."""
 
     prefix_ids: np.ndarray  # int64 [R], equal for rows that share a prefix
     lengths: np.ndarray  # int64 [R], length of the prefix in tokens: at least 1, at most the prompt length
@@ -38,8 +38,8 @@ class SharedPrompts:
         Returns two int64 arrays [prefixes + R]: number of tokens of each sequence, and number of preceding prefix
         tokens that it also attends to (0 for a prefix). `lengths` [R]: lengths of the rows, including their prefixes.
         """
-        _, first = np.unique(self.prefix_ids, return_index=True)
-        shared, rest = self.lengths[first], lengths - self.lengths
+        _, first_rows = np.unique(self.prefix_ids, return_index=True)  # first row of each prefix
+        shared, rest = self.lengths[first_rows], lengths - self.lengths
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
 
 
@@ -74,18 +74,18 @@ def find_shared_prompts(rows: Sequence[Row], group_ids: Sequence[int]) -> Shared
 
 
 def _make_comparable_prompt(row: Row, image_numbers: dict[str, int]) -> Sequence[int]:
-    """Return the token ids of a row's prompt. The placeholders of an image become a negative number of the image, so
-    that prompts with different images differ and no shared prefix ends inside an image. `image_numbers`: digest of an
-    image -> its number; new images are added."""
+    """Return the token ids of a row's prompt. A negative number that identifies an image replaces its placeholders,
+    so that prompts with different images differ and no shared prefix ends inside an image. `image_numbers`: digest of
+    an image -> its number; new images are added."""
     prompt = row.token_ids[: row.response_start]
     if not row.images:
         return prompt
-    tokens, done = np.array(row.token_ids), 0
+    tokens, start = np.array(row.token_ids), 0
     placeholders = find_placeholders(tokens, row.images)
     for image in row.images:
         number = image_numbers.setdefault(image.digest, -1 - len(image_numbers))
-        tokens[placeholders[done : done + image.num_placeholders]] = number
-        done += image.num_placeholders
+        tokens[placeholders[start : start + image.num_placeholders]] = number
+        start += image.num_placeholders
     numbered: list[int] = tokens[: len(prompt)].tolist()
     return numbered
 
@@ -99,7 +99,7 @@ def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]
     ordered = [np.array(prompts[index]) for index in order]
     common_lengths = np.array([_common_prefix_length(a, b) for a, b in pairwise(ordered)])
     saved, first = np.zeros(len(order) + 1, dtype=np.int64), np.zeros(len(order) + 1, dtype=np.int64)
-    # saved[end]: tokens saved in the first `end` sorted prompts; first[end] .. end - 1 is the last group
+    # saved[end]: tokens saved in the first `end` sorted prompts, whose last group is first[end] .. end - 1
     for end in range(1, len(order) + 1):
         prefix_lengths = np.minimum.accumulate(common_lengths[: end - 1][::-1])  # of last groups of 2 to `end` prompts
         gains = saved[:end][::-1] + np.concatenate([[0], np.arange(1, end) * prefix_lengths])

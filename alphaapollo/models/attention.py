@@ -33,7 +33,7 @@ from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens,
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-NAME_PREFIX = "alphaapollo_"  # of the names of our backends among transformers' attention implementations
+NAME_PREFIX = "alphaapollo_"  # our backends' names begin with it among transformers' attention implementations
 
 
 def register_attn_implementation(backend: Attention) -> str:
@@ -189,9 +189,9 @@ def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
 
 def _attend_sdpa(call: AttentionCall) -> Tensor:
     call = _prepare_for_sdpa(call)
-    queries, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
-    keys = queries.keys or queries
-    parts = call.query.split(queries.lengths, 2), key.split(keys.lengths, 2), value.split(keys.lengths, 2)
+    packing, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
+    key_lengths = (packing.keys or packing).lengths
+    parts = call.query.split(packing.lengths, 2), key.split(key_lengths, 2), value.split(key_lengths, 2)
     outputs = [_attend_causal(call, q, k, v) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
@@ -238,10 +238,10 @@ def _attend_flash(call: AttentionCall) -> Tensor:
 
 def _make_varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
     """Return (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) for a variable-length kernel."""
-    queries, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
-    keys = queries.keys or queries
+    packing, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
+    key_packing = packing.keys or packing
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
-    return *tensors, queries.cu_seqlens, keys.cu_seqlens, max(queries.lengths), max(keys.lengths)
+    return *tensors, packing.cu_seqlens, key_packing.cu_seqlens, max(packing.lengths), max(key_packing.lengths)
 
 
 def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
@@ -309,7 +309,7 @@ def attend_eager(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor,
 @dataclass(frozen=True)
 class PaddedIndices:
     """Indices that gather packed tokens into padded matrices, for attention over b rows that share f prompts. A row's
-    suffix is its part after the prompt. Padding repeats the last token of a prompt or suffix; its output is unused."""
+    suffix is its part after the prompt. Padding repeats the last token of a prompt or suffix. Its output is unused."""
 
     prompts: Tensor  # int64 [f, P]: tokens of each shared prompt
     suffixes: Tensor  # int64 [b, C]: tokens of each suffix
@@ -328,10 +328,10 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
     segments = np.arange(len(lengths))
     prefixes, suffixes = segments[prefix_index == segments], segments[prefix_index != segments]
     prefix_lengths = lengths[prefix_index[suffixes]]
-    prefix_cells = _pad_token_ranges(starts[prefixes], lengths[prefixes])
-    suffix_cells = _pad_token_ranges(starts[suffixes], lengths[suffixes])
-    row_prefix_cells = _pad_token_ranges(starts[prefix_index[suffixes]], prefix_lengths)
-    query, key = np.arange(suffix_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
+    prefix_tokens = _pad_token_ranges(starts[prefixes], lengths[prefixes])
+    suffix_tokens = _pad_token_ranges(starts[suffixes], lengths[suffixes])
+    row_prefix_tokens = _pad_token_ranges(starts[prefix_index[suffixes]], prefix_lengths)
+    query, key = np.arange(suffix_tokens.shape[1]), np.arange(row_prefix_tokens.shape[1])
     is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(suffixes), len(query), len(key)))
     distance = query[:, None] - query
     is_suffix_visible = np.broadcast_to(distance >= 0, (len(suffixes), *distance.shape))
@@ -339,14 +339,14 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
         is_prefix_visible = is_prefix_visible & (prefix_lengths[:, None, None] + query[:, None] - key < window)
         is_suffix_visible = is_suffix_visible & (distance < window)
     mask = np.concatenate([is_prefix_visible, is_suffix_visible], axis=2)
-    cells = np.concatenate([prefix_cells.ravel(), suffix_cells.ravel()])
+    cell_tokens = np.concatenate([prefix_tokens.ravel(), suffix_tokens.ravel()])
     positions = np.empty(lengths.sum(), dtype=np.int64)
-    positions[cells[::-1]] = np.arange(len(cells))[::-1]  # repeated positions get their first cell, not padding
+    positions[cell_tokens[::-1]] = np.arange(len(cell_tokens))[::-1]  # a token that padding repeats gets its first cell
     device = packing.cu_seqlens.device
     return PaddedIndices(
-        prompts=torch.from_numpy(prefix_cells).to(device),
-        suffixes=torch.from_numpy(suffix_cells).to(device),
-        suffix_keys=torch.from_numpy(np.concatenate([row_prefix_cells, suffix_cells], axis=1)).to(device),
+        prompts=torch.from_numpy(prefix_tokens).to(device),
+        suffixes=torch.from_numpy(suffix_tokens).to(device),
+        suffix_keys=torch.from_numpy(np.concatenate([row_prefix_tokens, suffix_tokens], axis=1)).to(device),
         suffix_mask=torch.from_numpy(mask[:, None]).to(device),
         token_positions=torch.from_numpy(positions).to(device),
     )
@@ -382,7 +382,7 @@ _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {"varlen": ("softcap", "sinks")
 
 
 def find_unsupported_features(text_config: PretrainedConfig, backend: Attention) -> list[str]:
-    """Return what a model's attention needs and the backend does not have."""
+    """Return the features that a model's attention needs and the backend does not have."""
     needs = {
         "softcap": getattr(text_config, "attn_logit_softcapping", None) is not None,
         "sinks": text_config.model_type.startswith("gpt_oss"),

@@ -57,7 +57,7 @@ ALLOWED_CLASSES: Mapping[tuple[str, str], Any] = {
     (kind.__module__, kind.__name__): kind for kind in (*_DCP_CLASSES, _StorageInfo, torch.Size, pathlib.PosixPath)
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}  # in a checkpoint's metadata
 ARRAY_CLASSES: list[Any] = [(function, ".".join(name)) for name, function in ARRAY_FUNCTIONS.items()] + [Array, DType]
-"""Placeholders for numpy's random number generator, whose state was an array in formats before 3."""
+"""Placeholders for numpy arrays: formats before 3 saved the state of numpy's random number generator as an array."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -128,7 +128,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_describe_error(error)}. Resume from another checkpoint."
         ) from error
-    # Frozen parameters are not saved; read_checkpoint_tensors has checked the rest.
+    # strict=False, because frozen parameters are not saved. read_checkpoint_tensors has checked all other parameters.
     options, parameters = StateDictOptions(strict=False), tensors["model"]
     if not optimizers:
         set_model_state_dict(model, parameters, options=options)
@@ -178,9 +178,9 @@ class CheckpointWriter:
     def __init__(self, in_background: bool):
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
-        on_gpu = torch.cuda.is_available()  # copies are page-locked on a GPU machine
+        has_gpu = torch.cuda.is_available()  # copies are page-locked on a GPU machine
         self._stager = DefaultStager(
-            StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
+            StagingOptions(has_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=has_gpu)
         )
         self.save_future: Future[float] = Future()  # of the last checkpoint: writing time in seconds, or OSError
         self.save_future.set_result(0.0)
@@ -225,7 +225,7 @@ def read_all_tensors(folder: Path) -> dict[str, torch.Tensor]:
             tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     reader, planner = _RestrictedUnpickleReader(folder), _RestrictedUnpicklePlanner()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # says that no other process takes part
+        warnings.simplefilter("ignore", UserWarning)  # the warning says that no other process takes part
         load_tensors(tensors, storage_reader=reader, planner=planner, no_dist=True)
     return tensors
 
@@ -234,7 +234,7 @@ def read_rng_states(file: Path) -> dict[str, Any]:
     """Read states of random number generators from a file of torch.save. Raises UnpicklingError for other content."""
     with torch.serialization.safe_globals(ARRAY_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
-    return states | {"numpy": tuple(getattr(part, "value", part) for part in states["numpy"])}
+    return states | {"numpy": tuple(getattr(part, "value", part) for part in states["numpy"])}  # value of an Array
 
 
 class _RestrictedUnpickleReader(FileSystemReader):

@@ -20,33 +20,33 @@ from torch.nn import functional as F
 @lru_cache
 def is_onednn_faster() -> bool:
     """Return whether oneDNN is faster than MKL, judged by the CPU model. Timing could differ between identical runs."""
-    info = Path("/proc/cpuinfo")
-    vendor = info.read_text() if info.exists() else "GenuineIntel"
+    file = Path("/proc/cpuinfo")
+    cpu_info = file.read_text() if file.exists() else "GenuineIntel"
     return (
-        "GenuineIntel" not in vendor
-        and "avx512f" in vendor
+        "GenuineIntel" not in cpu_info
+        and "avx512f" in cpu_info
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
 
 
-def _takes_onednn(x: Tensor) -> bool:
-    is_empty = x.numel() == 0  # of a rank without rows; oneDNN has no kernel for an empty sum
+def _should_use_onednn(x: Tensor) -> bool:
+    is_empty = x.numel() == 0  # on a rank without rows; oneDNN cannot compute an empty product
     return x.dtype == torch.float32 and x.device.type == "cpu" and is_onednn_faster() and not is_empty
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Compute x W^T with oneDNN if it is faster, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
-    if _takes_onednn(x):
+    if _should_use_onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return F.linear(x, weight)
 
 
 def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]"""
-    if not _takes_onednn(x):
+    if not _should_use_onednn(x):
         return grad.t() @ x
-    if x.shape[1] < grad.shape[1]:  # oneDNN copies a transposed first argument: the smaller one
+    if x.shape[1] < grad.shape[1]:  # oneDNN copies a transposed first argument, so it gets the smaller one first
         return linear(x.t(), grad.t()).t()
     return linear(grad.t(), x.t())
 

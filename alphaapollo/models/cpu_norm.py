@@ -1,7 +1,7 @@
 """RMS norm (arXiv 1910.07467) with few passes over memory, for CPUs.
 
 transformers writes each operation of the norm and of its gradient to memory, so that forward and backward pass take
-twice the processor time. Both compute in float32 and round at the same places.
+twice the processor time. Both versions compute in float32 and round at the same places.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 
 def find_experts(model: nn.Module) -> list[nn.Module]:
-    """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Classes with
-    transformers' `use_experts_implementation` have them; other MoE classes are not found."""
+    """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Only classes
+    with transformers' decorator `use_experts_implementation` are found."""
     return [module for module in model.modules() if hasattr(module, "num_experts") and hasattr(module, "is_transposed")]
 
 
@@ -45,13 +45,13 @@ def prefetch_layers(layers: Sequence[nn.Module]) -> None:
         after[0].set_modules_to_backward_prefetch(before)
 
 
-ReadSizes = Callable[[Tensor], list[list[int]]]
+ReadSizes = Callable[[Tensor], list[list[int]]]  # copies numbers of tokens from the device to the host
 _read_split_sizes: ContextVar[ReadSizes] = ContextVar("read_split_sizes", default=lambda sizes: sizes.tolist())
 
 
 def keep_split_sizes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return two contexts for a checkpointed layer (`context_fn` of torch.utils.checkpoint). The first keeps the split
-    sizes of its forward pass. The second uses them in the recomputation, which does not wait for the GPU again."""
+    sizes of the forward pass. The second reuses them in the recomputation, which thus does not wait for the GPU."""
     kept_sizes: list[list[list[int]]] = []
 
     def read_and_keep(sizes: Tensor) -> list[list[int]]:
@@ -103,8 +103,8 @@ def _compute_local_experts(
 
 
 def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and local part of each parameter. The gradient of the local part is the sum over the ranks that
-    exchange tokens. It is divided by their number, because FSDP averages only over the ranks with the same experts."""
+    """Yield name and local part of each parameter. The gradient of the local part is the sum over the n ranks that
+    exchange tokens. A hook divides it by n, because FSDP averages only over the ranks with the same experts."""
     for name, parameter in experts.named_parameters(recurse=False):
         assert isinstance(parameter, DTensor)
         local = parameter.to_local()

@@ -47,7 +47,7 @@ TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 @torch.no_grad()
 def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of all parameters, gathered by layer, in `dtype` (a collective: every rank must exhaust it).
-    Names are those of a Hugging Face checkpoint. Tied parameters are yielded once. LoRA adapters are merged into their
+    Names are those of a Hugging Face checkpoint. Tied parameters are yielded once. LoRA adapters are merged into the
     weights."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -134,7 +134,7 @@ def _write_folder(
     else:
         tokenizer.save_pretrained(folder)
     config.dtype, config.chat_template_digest = dtype, make_template_digest(tokenizer)
-    for name in config.sub_configs:  # of language model and vision tower
+    for name in config.sub_configs:  # sections of the language model and the vision tower
         getattr(config, name).dtype = dtype
     config.save_pretrained(folder)
     code = Path(source.path).glob("*.py")  # modeling code that is part of the model folder
@@ -227,7 +227,7 @@ def write_merged_model(
             parameter.data = parameter.data.to(base_dtype if dtype == "auto" else getattr(torch, dtype))
         merged.save_pretrained(folder)
         check_written_model(merged.float(), folder, base)
-    except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:  # also those of peft
+    except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:  # also errors of peft
         raise ValueError(f"{adapter} cannot be merged into its base model: {error}") from error
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     load_tokenizer(str(adapter) if has_tokenizer else base.path, trusts_code).save_pretrained(folder)
@@ -236,8 +236,9 @@ def write_merged_model(
 def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", trusts_code: bool = False) -> None:
     """Write the Hugging Face folder of the shards that verl's FSDP ranks saved, in the order of the ranks. dtype: auto
     = that of the shards. Raises ValueError if shards or weights are missing, or are not those of a complete model."""
-    saved = shards[0].parent / "huggingface"
-    source = Model(path=str(saved if saved.is_dir() else saved.parent), trust_remote_code=trusts_code)
+    config_folder = shards[0].parent / "huggingface"
+    path = config_folder if config_folder.is_dir() else shards[0].parent
+    source = Model(path=str(path), trust_remote_code=trusts_code)
     try:
         if len(shards) != (size := int(shards[0].name.split("_")[3])):  # model_world_size_8_rank_0.pt
             raise ValueError(f"{len(shards)} of {size} shards exist")
@@ -248,7 +249,7 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", 
         tensors = {name: tensor.to(target_dtype) for name, tensor in tensors.items()}
         _write_folder(folder, tensors, load_config(source), target_dtype, source)
         load_causal_lm(source.model_copy(update={"path": str(folder)}), "padded")
-    except Exception as error:  # those of torch for a damaged file, or for types other than tensors
+    except Exception as error:  # errors of torch for a damaged file, or for types other than tensors
         reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
         fix = "If its files are complete, convert it with `python -m verl.model_merger merge`."
         raise ValueError(f"{shards[0].parent} of verl cannot be converted: {reason}. {fix}") from error
@@ -275,7 +276,7 @@ def write_converted_model(source: Path, folder: Path, dtype: str, trusts_code: b
 
 
 def _join_shards(parts: list[Any]) -> Tensor:
-    """Return the complete tensor, of which each rank saved a part."""
+    """Return the complete tensor, of which each rank saved a part. Joins parts along one mesh dimension at a time."""
     first = parts[0]
     if isinstance(first, DTensor):
         parts = [part.to_local() for part in parts]

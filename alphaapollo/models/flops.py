@@ -60,8 +60,8 @@ class FlopsEstimator:
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
         vision_ids = {id(parameter) for part in find_vision_modules(model) for parameter in part.parameters()}
-        named = ((name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in vision_ids)
-        matrices = {name: parameter for name, parameter in named if parameter.ndim >= 2}
+        text_parameters = ((name, p) for name, p in model.named_parameters() if id(p) not in vision_ids)
+        matrices = {name: parameter for name, parameter in text_parameters if parameter.ndim >= 2}
         if experts is None and any(EXPERTS in name for name in matrices):
             return None
         if not model.config.tie_word_embeddings:

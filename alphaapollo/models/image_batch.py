@@ -36,7 +36,7 @@ def make_image_batch(
     tokens among positions; returns their positions in the rank's part, and their indices among the given positions.
     """
     images: dict[str, tuple[int, ImageInput]] = {}
-    positions, image_numbers, offsets = [], [], []  # of all placeholders; offset: index in its image
+    positions, image_numbers, offsets = [], [], []  # of all placeholders; an offset is an index in the image
     for row, row_images in enumerate(rows.images or ()):
         start = rows.token_offsets[row]
         positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], row_images))

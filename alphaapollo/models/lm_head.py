@@ -1,8 +1,8 @@
 """Log-probs, entropy and the divergence from another model, computed from hidden states in chunks of tokens.
 
 One matrix product computes the logits of a block of tokens in the model's dtype. They are converted to float32 and used
-one chunk of the block at a time. The backward pass recomputes them, unless all tokens fit into one block. On a CPU, the
-forward pass then replaces logits by d logp / dz: if only log-probs have gradients, the backward pass is two products.
+one chunk of the block at a time. The backward pass recomputes them, unless there is only one block. On a CPU, the
+forward pass replaces the logits of a single block by d logp / dz, so the backward pass of log-probs is two products.
 Gradients are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
 
     d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/kl.py
@@ -49,15 +49,15 @@ class TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class LmHead:
-    """Output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap), of the first
-    `num_tokens` rows of W. Other rows are padding, which is never sampled or trained."""
+    """Output projection: logits = cap(scale * (hidden W^T + bias)) with cap(x) = softcap * tanh(x / softcap). The
+    rows of W after the first `num_tokens` are padding, for which no logits are computed."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
     num_tokens: int | None = None  # None: all rows
-    excluded: Tensor | None = None  # int64: other rows whose logits are EXCLUDED_LOGIT
+    excluded: Tensor | None = None  # int64: indices of rows whose logits are set to EXCLUDED_LOGIT
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def compute_token_stats(
     limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
     block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)  # tokens
     fused = fused and divergence_target is None
-    is_plain = not (fused or divergence_target or head.softcap) and head.bias is None
-    saves_slopes = is_plain and torch.is_grad_enabled() and len(states) <= block
+    needs_logits = fused or divergence_target or head.softcap or head.bias is not None
+    saves_slopes = not needs_logits and torch.is_grad_enabled() and len(states) <= block
     chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused, saves_slopes)
     outputs = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
     logprobs, entropy, divergence, *statistics = outputs
@@ -134,7 +134,7 @@ class _ChunkedHead:
     block_size: int  # tokens
     chunk_size: int
     fused: bool
-    saves_slopes: bool  # replace the logits, which are one block, by the gradients of the log-probs
+    saves_slopes: bool  # replace the single block of logits by the gradients of the log-probs
 
     def iterate_blocks(self, num_tokens: int) -> Iterator[slice]:
         return split_range(0, num_tokens, self.block_size)
@@ -168,7 +168,7 @@ class _ChunkedHead:
     def compute_divergence_gradient(
         self, raw: Tensor, chunk: slice, normaliser: Tensor, grad: Tensor | None
     ) -> Tensor | None:
-        """Return the gradient of the chunk's transformed logits [c, V] from the divergence, None without one.
+        """Return the gradient of the chunk's transformed logits [c, V] from the divergence; None without a divergence.
         raw: logits of the chunk. grad: gradient of the divergence of each token."""
         if grad is None or self.divergence_target is None:
             return None
@@ -234,7 +234,7 @@ def compute_chunk_stats(
     raw: Tensor, targets: Tensor, transform: LogitTransform, needs_entropy: bool, saves_slopes: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return normaliser, log-prob of the target, and entropy (0 if it is not needed) of raw logits [c, V]; [c] each.
-    saves_slopes: replace the raw logits by their gradient of the log-prob. The transform then has no cap."""
+    saves_slopes: replace `raw` by the gradient of the log-prob with respect to it; the transform must have no cap."""
     logits = transform(raw)
     top = logits.amax(dim=-1)
     if torch.compiler.is_compiling():  # one kernel
@@ -324,11 +324,11 @@ class _TokenStatsFunction(torch.autograd.Function):
         chunks: _ChunkedHead = ctx.chunks
         grad_weight: Tensor | None = None
         if chunks.saves_slopes and grad_logprobs is not None and grad_entropy is None:
-            slopes, by_token = saved_logits, grad_logprobs[:, None]
-            grad_hidden = (linear(slopes, weight[: slopes.shape[1]].t()) * by_token).to(hidden.dtype)
+            slopes, token_factors = saved_logits, grad_logprobs[:, None]
+            grad_hidden = (linear(slopes, weight[: slopes.shape[1]].t()) * token_factors).to(hidden.dtype)
             if ctx.needs_input_grad[1]:
-                scaled = (hidden * by_token).to(hidden.dtype)
-                grad_weight = _add_weight_grad(None, slopes, scaled, weight).to(weight.dtype)
+                scaled_hidden = (hidden * token_factors).to(hidden.dtype)
+                grad_weight = _add_weight_grad(None, slopes, scaled_hidden, weight).to(weight.dtype)
             return grad_hidden, grad_weight, None, None, None
         saved_logits = None if chunks.saves_slopes else saved_logits
         compute_gradient = chunks.fuse(compute_logit_gradient)
@@ -350,7 +350,7 @@ class _TokenStatsFunction(torch.autograd.Function):
                 )
                 if chunk == block:
                     grad = part_grad
-                else:  # replaces the logits, which nothing needs any more
+                else:  # overwrites the logits, which are no longer needed
                     raw_part.copy_(part_grad)
             if grad_bias is not None:
                 grad_bias[: grad.shape[1]] += grad.sum(dim=0, dtype=grad_bias.dtype)
@@ -359,8 +359,8 @@ class _TokenStatsFunction(torch.autograd.Function):
                 grad_weight = _add_weight_grad(grad_weight, grad, hidden[block], weight)
         if grad_weight is None and ctx.needs_input_grad[1]:  # this rank has no tokens
             grad_weight = torch.zeros_like(weight)
-        bias = None if grad_bias is None else grad_bias.to(weight.dtype)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), bias, None, None
+        grad_weight, grad_bias = (None if g is None else g.to(weight.dtype) for g in (grad_weight, grad_bias))
+        return grad_hidden, grad_weight, grad_bias, None, None
 
 
 def _add_weight_grad(total: Tensor | None, grad: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
-WEIGHT_FILES_FIX = "for missing or truncated weight files, and that config.json fits them"
+WEIGHT_FILES_FIX = "for missing or truncated weight files, and that config.json fits them"  # after "Check"
 LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 """Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a causal language model, or a vision-language model, without dropout, on the CPU. dtype: of parameters
-    without weights, on the meta device; None: load the weights, in the dtypes of their files. Raises ValueError if the
-    model cannot be read, is not a causal language model, or lacks weights."""
+    """Load a causal language model, or a vision-language model, without dropout, on the CPU. dtype: build
+    parameters of this dtype on the meta device, without weights; None: load the weights in the dtypes of their files.
+    Raises ValueError if the model cannot be read, is not a causal language model, or lacks weights."""
     config = load_config(model)
     auto_class = _find_causal_class(config, model)
     loaded = _load_model(auto_class, config, model, attention, dtype)
@@ -56,10 +56,10 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None
 def _find_causal_class(config: PretrainedConfig, model: Model) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    custom_code = has_custom_code(model, config)
-    if not custom_code and reads_images(config):
+    uses_custom_code = has_custom_code(model, config)
+    if not uses_custom_code and reads_images(config):
         return "AutoModelForImageTextToText"
-    if not custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not uses_custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
@@ -68,8 +68,8 @@ def _find_causal_class(config: PretrainedConfig, model: Model) -> str:
 
 
 def check_weight_files(model: Model) -> list[str]:
-    """Compare a model with the headers of its weight files. Return the names of tensors outside its layers that no
-    module takes. Raises ValueError if the files do not fit config.json."""
+    """Compare a model with the headers of its weight files. Return the names of tensors outside the decoder layers that
+    no module takes. Raises ValueError if the files do not fit config.json."""
     import transformers
     from transformers.utils import logging
 
@@ -100,9 +100,9 @@ def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> Pr
 def load_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype | None = None, head_seed: int | None = None
 ) -> PreTrainedModel:
-    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. dtype: of parameters
-    without weights, on the meta device; None: load the weights, in the dtypes of their files. head_seed: load for
-    training, and give a causal language model a new head with this seed. Raises the errors of load_causal_lm."""
+    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. dtype: see
+    load_causal_lm. head_seed: load for training, and if the model is a causal language model, give it a new head with
+    this seed. Raises the errors of load_causal_lm."""
     config = load_config(model)
     if head_seed is not None and is_causal_lm(config):
         config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)
@@ -205,7 +205,7 @@ def _explain_errors(model: Model, file: str, fix: str) -> Iterator[None]:
     """Context manager that converts errors of transformers to a ValueError with the model's path."""
     try:
         yield
-    except Exception as error:  # those of transformers, safetensors, the hub and a model's own code
+    except Exception as error:  # errors of transformers, safetensors, the hub and a model's own code
         reason = (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]
         raise ValueError(f"model.path={model.path}: cannot read {file} ({reason}). Check {fix}.") from error
 
@@ -244,10 +244,10 @@ def _load_model(
     if attention in ("varlen", "flash"):
         use_varlen_attention_in_vision_tower(loaded)
     fix_rope_frequencies(loaded, model.max_length)
-    if model.use_liger is True:  # resolved, on a GPU
+    if model.use_liger is True:  # resolve_model replaces auto
         use_liger_kernels(loaded)
     if model.use_torch_compile:
-        for layer in find_decoder_layers(loaded):  # below FSDP's hooks; dynamic, for any number of tokens
+        for layer in find_decoder_layers(loaded):  # before FSDP adds hooks, which are not compiled
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
     return cast("PreTrainedModel", loaded)
 
@@ -293,8 +293,8 @@ def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> Non
 def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
     """Choose the frequencies of dynamic and longrope position embeddings once per run, as vLLM does.
 
-    Transformers chooses them in each forward pass by its longest row, so that a row's log-probs would depend on the
-    other rows of its micro-batch. `max_length`: tokens of the longest row of the run. Raises ValueError if dynamic
+    Transformers chooses them in each forward pass by the longest row, so that a row's log-probs would depend on the
+    other rows of the micro-batch. `max_length`: tokens of the longest row of the run. Raises ValueError if dynamic
     frequencies would change, which vLLM does not support.
     """
     for name, module in list(model.named_modules()):
@@ -350,8 +350,8 @@ def describe_image_input(model: Model) -> tuple[object, ...] | None:
 
 
 def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
-    """Raise ValueError if the model lacks an embedding for a token of the tokenizer that prompts use: special tokens
-    only if they are the end or padding tokens."""
+    """Raise ValueError if the model lacks an embedding for a token of the tokenizer that is not special, or for the end
+    or padding token. Other special tokens are ignored."""
     size = getattr(load_config(model).get_text_config(), "vocab_size", None)
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [index for index in tokenizer.get_vocab().values() if index not in special]

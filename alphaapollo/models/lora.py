@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"  # peft's name of the adapter
-PATTERN_SECONDS = 10  # for the names of all modules
+PATTERN_SECONDS = 10  # time limit to match one pattern with the names of all modules
 
 
 def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
-    """Load a causal language model for training, whose forward passes have `dtype`; None: with weights
-    (load_causal_lm). Trained parameters are float32, or float64. With model.lora_rank, only float32 adapters are
-    trained, initialized with `seed`. With model.freeze_vision, the vision tower is frozen."""
+    """Load a causal language model for training. dtype: of forward passes, for a model on the meta device; None: load
+    the weights (load_causal_lm). Trained parameters are float32, or float64. With model.lora_rank, only adapters are
+    trained, in float32 and initialized with `seed`. With model.freeze_vision, the vision tower is frozen."""
     loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype))
     if model.freeze_vision:
         for part in find_vision_modules(loaded):
@@ -67,20 +67,20 @@ def _get_parameter_dtype(model: Model, dtype: torch.dtype | None) -> torch.dtype
 def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     """Return the names, e.g. `q_proj`, of the layers that get a LoRA adapter: the configured names, or those of all
     linear layers except the output head and the vision tower. Raises ValueError if a configured name is not a linear
-    layer before the head, or only in the vision tower."""
+    layer before the head, or is only in the vision tower."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
     vision = _list_vision_modules(model)
-    named = {name: module for name, module in model.named_modules() if name not in vision}
-    linear = {name for name, module in named.items() if isinstance(module, nn.Linear) and module is not head}
-    names = sorted({name.rpartition(".")[2] for name in linear})
+    modules = {name: module for name, module in model.named_modules() if name not in vision}
+    linear_paths = {name for name, part in modules.items() if isinstance(part, nn.Linear) and part is not head}
+    names = sorted({path.rpartition(".")[2] for path in linear_paths})
     if not names:
         raise ValueError(f"target_modules: {type(model).__name__} has no linear layer to adapt. Set lora_rank=0.")
     if lora.target_modules == "all-linear":
         return names
     part = "language part of the " if vision else ""
     for target in lora.target_modules:
-        matches = [name for name in named if name == target or name.endswith(f".{target}")]
-        if not matches or not linear.issuperset(matches):
+        matches = [name for name in modules if name == target or name.endswith(f".{target}")]
+        if not matches or not linear_paths.issuperset(matches):
             reason = "is not a linear layer before the output head" if matches else f"is not in the {part}model"
             raise ValueError(f"target_modules={target!r} {reason}. Use some of {', '.join(names)}, or all-linear.")
     return sorted(lora.target_modules)
@@ -155,8 +155,8 @@ def merge_lora_weight(layer: Any) -> Tensor:
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
     b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the same rows as this rank's slice of W
-    local = local_tensor(weight.detach()).to(a.device, torch.float32)
-    merged = torch.addmm(local, b, a, alpha=layer.scaling[ADAPTER])
+    local_weight = local_tensor(weight.detach()).to(a.device, torch.float32)
+    merged = torch.addmm(local_weight, b, a, alpha=layer.scaling[ADAPTER])
     if not isinstance(weight, DTensor):
         return merged
     return DTensor.from_local(merged, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
@@ -207,7 +207,7 @@ def _try_patterns(config: Any, model: nn.Module, adapter: Path) -> None:
         patterns += [field] if isinstance(field, str) else field
     for pattern in patterns:
         if re.fullmatch(r"[\w.]*", pattern):
-            continue  # a name
+            continue  # a plain name
         try:
             with limit_seconds(PATTERN_SECONDS, f"it takes more than {PATTERN_SECONDS} seconds"):
                 for name, _ in model.named_modules():

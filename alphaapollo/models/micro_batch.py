@@ -5,14 +5,14 @@ packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
 shared  [1, sum T]: packed, first each shared prompt once, then the rest of each row, which also attends to its prompt
         (batching/shared_prompts.py). Rows that share prompts always have this layout.
 
-With sequence parallelism (ulysses.py) each rank of a group has its part of T, which is padded to a multiple of the
-group size.
+With sequence parallelism (ulysses.py) T is padded to a multiple of the group size, and each rank of a group has its
+part of the T positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,10 +33,10 @@ class SegmentAttentionKeys:
     """Attention keys of the s segments of a packed micro-batch with shared prompts. A segment is a prompt, which
     attends to itself, or the rest of a row (token sequence), which also attends to the row's prompt."""
 
-    prefix_segments: list[int]  # [s]: index of the row's prompt; of a prompt its own index
+    prefix_segments: list[int]  # [s]: index of the segment of the row's prompt; a prompt has its own index
     lengths: list[int]  # [s]: number of tokens that the segment attends to
     cu_seqlens: Tensor  # int32 [s + 1]: cumulative lengths
-    positions: Tensor  # int64 [sum lengths]: positions of these tokens, segment after segment
+    positions: Tensor  # int64 [sum lengths]: positions of these tokens, for one segment after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +60,13 @@ class MicroBatch:
     token_columns: dict[str, Tensor]  # token_ids.shape + [...]: Rows.columns with one entry per token
     images: ImageBatch | None  # images of this rank's tokens
     packing: Packing | None  # segments, complete on every rank; None: padded
-    predicting_tokens: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
+    predicting_tokens: TokenSelection  # the n tokens whose hidden states predict the response tokens
     last_tokens: TokenSelection  # the last tokens of the b rows
     targets: Tensor  # int64 [m]: response tokens that this rank's hidden states predict
     matrix_indices: Tensor  # int64 [n]: index of each response token in a flattened matrix [b, L], one response per row
     mask: Tensor  # float32 [n]: 1 on tokens that the policy sampled
     rollout_logprobs: Tensor  # float32 [n]: log-probs of the engine
-    columns: Columns[Tensor]  # inputs of the loss, e.g. advantages; trajectory_ids only if rows share a trajectory
+    columns: Columns[Tensor]  # inputs of the loss; trajectory_ids is None if no rows share a trajectory
     rows: Rows
     is_dummy: bool
     sequence: SequenceGroup | None
@@ -104,18 +104,18 @@ class MicroBatchBuilder:
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
         predictors = self._select_tokens(layout, token_index - 1)
-        predicted: Any = chosen.columns.get(TARGETS, chosen.token_ids)
-        targets = self.to_device(predicted[token_index].astype(np.int64))
+        target_ids: Any = chosen.columns.get(TARGETS, chosen.token_ids)
+        targets = self.to_device(target_ids[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
         find_local = partial(self._find_local_tokens, width=width)
-        per_token = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
+        token_columns = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
         return MicroBatch(
             token_ids=self.to_device(layout.token_ids[:, part]),
             position_ids=self.to_device(_compute_position_ids(chosen, layout)[..., part]),
             is_real_token=self.to_device(layout.is_real_token[:, part] & (not is_dummy)),
             token_columns={
                 name: self.to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
-                for name, column in per_token.items()
+                for name, column in token_columns.items()
             },
             images=make_image_batch(chosen, layout.flat_indices, find_local, self.to_device),
             packing=self._make_packing(layout),
@@ -135,7 +135,7 @@ class MicroBatchBuilder:
         """Copy an array to the device, without waiting for the copy."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # torch keeps it until the copy is complete
+            tensor = tensor.pin_memory()  # torch keeps this memory until the copy is complete
         return tensor.to(self.device, non_blocking=True)
 
     def _select_tokens(self, layout: _TokenLayout, token_index: np.ndarray) -> TokenSelection:
@@ -173,10 +173,9 @@ class MicroBatchBuilder:
 
     def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[Tensor]:
         """Copy the loss inputs of the rows at `row_indices` to the device, as float32 or float64. Without indices, each
-        input is a zero for the dummy row. Ids remain integers; trajectory ids are omitted if no rows share one."""
+        input is a zero for the dummy row. Ids remain integers. Trajectory ids that are all distinct are omitted."""
         selected, copied = columns.select(rows, row_indices), {}
-        for name in (field.name for field in fields(selected)):
-            column = getattr(selected, name)
+        for name, column in vars(selected).items():
             if column is None or (name == "trajectory_ids" and len(np.unique(column)) == len(column)):
                 continue
             if name not in INTEGERS:
@@ -237,7 +236,7 @@ def _compute_shared_prompt_layout(
 
 
 def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
-    """Return position ids [1, T], or [3, b, T] if an image needs M-RoPE. Those of padding are arbitrary."""
+    """Return position ids [1, T], or [3, b, T] if an image needs M-RoPE. Positions of padding are arbitrary."""
     positions = compute_mrope_positions(rows)
     if positions is None:
         return layout.position_ids[None]
@@ -247,8 +246,8 @@ def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
 
 
 def _lay_out_column(column: np.ndarray, selected: Any, layout: _TokenLayout) -> np.ndarray:
-    """Place the part `selected` of a column like its tokens, with zeros for padding and the dummy row (None). uint16
-    becomes int32, because few torch operations support uint16."""
+    """Place the values `selected` of a column where their tokens are, with zeros for padding. None: only zeros, for the
+    dummy row. uint16 becomes int32, because few torch operations support uint16."""
     dtype = np.int32 if column.dtype == np.uint16 else column.dtype
     placed = np.zeros((layout.token_ids.size, *column.shape[1:]), dtype)
     if selected is not None:

@@ -65,11 +65,11 @@ class RoutingRecord:
         """Record a router's logits [n, E], the experts used [n, k] and those that it would choose itself [n, k]."""
         real = self.is_real_token.type_as(self.counts)
         # Recomputations compute this, too, because they must save the same tensors for the backward pass.
-        added = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
+        probability_sum = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
         if not self.is_recording:
             return
-        if added is not None:
-            self.probabilities = added if self.probabilities is None else self.probabilities + added
+        if probability_sum is not None:
+            self.probabilities = probability_sum if self.probabilities is None else self.probabilities + probability_sum
         real_choices = real[:, None].expand(experts.shape).reshape(-1)
         self.counts[layer_index].scatter_add_(0, experts.reshape(-1), real_choices)
         if self.forced_experts is not None:
@@ -103,8 +103,8 @@ class RouterHooks:
     def wrap_routers(cls, model: PreTrainedModel) -> RouterHooks | None:
         """Wrap the routers of a model in place. Returns None if the model has no routers or unsupported routers."""
         sizes = ExpertSizes.from_config(model.config)
-        routers = cls(model, sizes) if sizes else None
-        return routers if routers and routers.layers else None
+        hooks = cls(model, sizes) if sizes else None
+        return hooks if hooks and hooks.layers else None
 
     def start_recording(self, is_real_token: Tensor, token_columns: Mapping[str, Tensor]) -> RoutingRecord:
         """Start to record a forward pass. The arguments are fields of MicroBatch. Raises ValueError if the model has
@@ -212,8 +212,8 @@ class ExpertLoadBalancer:
         self.num_overridden, self.num_forced, self.loss = zeros
         self.steps = 0
         self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
-        self.denominator: float | None = None  # of `num_counted`, for a step in several parts; None: the part's tokens
-        self.num_counted = torch.zeros((), device=device)  # tokens (or rows) in the loss of the last pass, of this rank
+        self.denominator: float | None = None  # set if a step has several calls (compute_last_pass_loss)
+        self.num_counted = torch.zeros((), device=device)  # this rank's tokens (or rows) in the loss of the last pass
 
     def begin_step(self, rows: Rows, row_indices: list[int]) -> None:
         """Start an optimizer step on some of this rank's rows (a collective if `coefficient` > 0)."""
@@ -224,11 +224,11 @@ class ExpertLoadBalancer:
             dist.all_reduce(self.tokens, group=self.group)
 
     def compute_last_pass_loss(self) -> Tensor | float:
-        """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
+        """Return the last forward pass's part of the load-balancing loss, and add the pass's expert loads to `counts`.
         Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
 
-        The weight of the passes that all ranks run at the same time is their share of the step's tokens; with
-        `denominator`, it is num_counted / denominator."""
+        The passes that all ranks run at the same time are weighted by their share of the step's tokens or, with
+        `denominator`, by num_counted / denominator."""
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
@@ -254,7 +254,7 @@ class ExpertLoadBalancer:
         """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
         totals = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
         dist.all_reduce(totals)
-        totals = torch.cat([totals, self.loss[None]]).cpu()
+        totals = torch.cat([totals, self.loss[None]]).cpu()  # the loss is already a sum over ranks
         counts = totals[:-3].view_as(self.counts)[self.routers.layers]
         num_overridden, num_forced, loss = totals[-3:].tolist()
         mean = counts.mean(1, keepdim=True).clamp(min=1e-9)

@@ -97,10 +97,10 @@ class PolicyModel(FsdpRoot):
         stats: TokenStats = head.compute(states, micro.targets, temperature, needs_entropy, divergence_target)
         if micro.sequence is None:
             return stats
-        present = {name: column for name, column in stats._asdict().items() if column is not None}
-        gathered = gather_token_values(torch.stack(list(present.values())), micro.predicting_tokens, micro.sequence)
+        computed = {name: column for name, column in stats._asdict().items() if column is not None}
+        gathered = gather_token_values(torch.stack(list(computed.values())), micro.predicting_tokens, micro.sequence)
         # Clones instead of views, because FSDP hooks the output.
-        return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
+        return stats._replace(**{name: row.clone() for name, row in zip(computed, gathered, strict=True)})
 
     def make_logprobs_function(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
         """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`."""
@@ -176,8 +176,8 @@ class PolicyModel(FsdpRoot):
         attention = language.config._attn_implementation
         if uses_alphaapollo_backend(self.model):
             # SDPA is faster, but does not cap scores.
-            capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
-            language.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")
+            softcap = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
+            language.set_attn_implementation("sdpa" if self.model._supports_sdpa and not softcap else "eager")
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield
@@ -198,7 +198,7 @@ def load_policy(
         return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed), excluded_ids)
 
     policy = shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
-    if policy.routers and adapter_seed is None:  # the engine has the trained policy's routers
+    if policy.routers and adapter_seed is None:  # the engine's experts are those of the trained policy
         policy.routers.follows_engine = False
     policy.example_image = load_example_image(model) if find_vision_modules(policy.model) else None
     return policy
@@ -216,8 +216,8 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 
 @torch.no_grad()
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare the policy's log-probs of two short sequences, and of one with an image for a vision-language model, with
-    transformers' own forward pass (a collective). The comparison detects unknown logit transforms, unsupported
+    """Compare the policy's log-probs of two short sequences, and of a third with an image if the model reads images,
+    with those of transformers' forward pass (a collective). This detects unknown logit transforms, unsupported
     attention, ignored sliding windows, packed sequences that influence each other, and layers without sequence
     parallelism. Returns the mean |difference| in nats. Raises ValueError if it exceeds rounding, or is not finite."""
     text = policy.model.config.get_text_config()
@@ -226,7 +226,7 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
     sequences = [(np.arange(length) * 37 + 11) % text.vocab_size for length in lengths]
     sequences = [replace_placeholder_ids(sequence, policy.excluded_ids) for sequence in sequences]
     starts, images = [1, 1], list[tuple[ImageInput, ...]]([(), ()])
-    if image := policy.example_image:  # a placeholder in the response would have the log-prob -1e9
+    if image := policy.example_image:  # the response starts after the placeholders, which have log-prob -1e9
         sequences.append(np.concatenate([sequences[0], image.token_ids, sequences[1]]))
         starts, images = [1, 1, len(sequences[2]) - 5], [(), (), (image,)]
     rows = make_rows(sequences, starts, images=images)

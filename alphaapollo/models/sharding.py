@@ -54,7 +54,7 @@ class FsdpRoot(nn.Module):
 
     @property
     def untied_head(self) -> nn.Module | None:
-        """A large output head with parameters of its own, whose method `compute` uses them."""
+        """A large output head that has its own parameters and a method `compute` that uses them; None: no such head."""
         return None
 
 
@@ -147,7 +147,7 @@ def shard_model(
     for module in root.float32_modules:
         float32_precision = MixedPrecisionPolicy(param_dtype=reduce_dtype, reduce_dtype=reduce_dtype)
         fully_shard(module, mesh=mesh.dense, mp_policy=float32_precision, offload_policy=policy)
-    # The root unit has the embedding and a tied head. The head stays gathered: the backward pass starts with it. An
+    # The root unit has the embedding and a tied head. The head stays gathered, because backward starts there. An
     # untied head is a unit of its own, so that its gradients are reduced while the layers compute theirs.
     for module in filter(None, [root.untied_head, root]):
         fully_shard(module, mesh=mesh.dense, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
@@ -166,7 +166,7 @@ def _scatter_weights(
     model: nn.Module, source: nn.Module | None, device: torch.device, slice_device: torch.device
 ) -> None:
     """Send slices of rank 0's parameters, and copies of its buffers, to all ranks (a collective). `source`: the model
-    with weights; None on other ranks. Its parameters are moved one at a time, and converted on the device."""
+    with weights; None on other ranks. Parameters are moved one at a time, and converted on the device."""
     model.to_empty(device=slice_device)
     weights = dict(source.named_parameters()) if source else {}
     if source and (unused := sorted(weights.keys() - dict(model.named_parameters()).keys())):
@@ -210,7 +210,7 @@ class TensorOffloader:
     """Moves the tensors that `list_tensors` returns to host memory and back, if enabled. Host buffers are reused.
 
     An offloaded tensor loses its storage but remains the same object, so views of FSDP and references of the optimizer
-    remain valid. A computation with an offloaded tensor crashes the process, so its owner must reload it first.
+    remain valid. A computation with an offloaded tensor crashes the process, so reload tensors before it.
     """
 
     def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
@@ -248,7 +248,7 @@ def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
 
 def make_host_buffer(storage: torch.UntypedStorage) -> Tensor:
     """Make a buffer for a storage in host memory, page-locked until it is deleted if the device is a GPU. torch's own
-    pinned allocator would round it up to a power of two, so a model would take a third more memory."""
+    pinned allocator rounds sizes up to a power of two, so a model would take a third more memory."""
     host = torch.empty(storage.nbytes(), dtype=torch.uint8)
     if storage.device.type == "cuda" and host.numel():
         cuda, address = torch.cuda.cudart(), host.data_ptr()

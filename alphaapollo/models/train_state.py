@@ -73,15 +73,15 @@ class TrainState:
         self.moment_offloader = TensorOffloader(lambda: [m for _, m in self._iterate_moments()], offloads_moments)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.take_step: Callable[[], float] | None = None  # TRPO's step: moves the weights, returns the step size
-        self.adam = AS_CONFIGURED  # of the last step
-        self.record: UpdateRecord | None = None  # of the current update
+        self.adam = AS_CONFIGURED  # settings of the last step
+        self.record: UpdateRecord | None = None  # None: the current update is not recorded
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
 
     def iterate_micro_batches(self, micro_batches: Sequence[T]) -> Iterator[T]:
         """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each. FSDP reduces
-        gradients after each or, with sync_each_micro_batch=false, after the last one, and between copies of the model
-        (HSDP) after the last one."""
+        gradients after each micro-batch, or after the last with sync_each_micro_batch=false. Between copies of the
+        model (HSDP), it always reduces them after the last micro-batch."""
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):
             is_last = number == len(micro_batches)
@@ -98,7 +98,7 @@ class TrainState:
     ) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
-        after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged.
+        after too many skipped steps in a row, such a step raises FloatingPointError. The weights remain unchanged.
 
         lr: learning rate; None: that of the schedule. grad_clip: maximum gradient norm; None: the configured one.
         """
@@ -163,7 +163,7 @@ class TrainState:
         self.moment_offloader.offload()
 
     def snapshot(self, folder: str) -> CheckpointSnapshot:
-        """Take a snapshot for a checkpoint in `folder` (a collective). Raises like check_weights_finite."""
+        """Take a snapshot for a checkpoint in `folder` (a collective). Raises the error of check_weights_finite."""
         self._reload_all_tensors()
         self.check_weights_finite()
         counts = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
@@ -205,9 +205,9 @@ def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Opt
         return []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     in_layers = {parameter for layer in getattr(model, "layers", ()) for parameter in layer.parameters()}
-    chosen = find_matrices(model) & in_layers if config.name == "muon" else set[nn.Parameter]()
-    matrices = [parameter for parameter in trained if parameter in chosen]
-    others = [parameter for parameter in trained if parameter not in chosen]
+    muon_parameters = find_matrices(model) & in_layers if config.name == "muon" else set[nn.Parameter]()
+    matrices = [parameter for parameter in trained if parameter in muon_parameters]
+    others = [parameter for parameter in trained if parameter not in muon_parameters]
     decayed = find_decayed(model)
     groups = [[p for p in others if p in decayed], [p for p in others if p not in decayed]]
     adam_groups: list[dict[str, object]] = [{"params": group} for group in groups if group]
@@ -310,8 +310,8 @@ def sum_over_shards(value: Tensor, like: Tensor) -> Tensor:
 class ShardedMuon(torch.optim.Muon):
     """torch's Muon (arXiv 2502.16982, Eq. 2-4), whose result does not depend on the number of ranks.
 
-    Orthogonalization needs complete matrices. Of as many matrices as ranks share the model, each rank gathers and
-    orthogonalizes one, and sends the result to the other ranks. Momentum and weights remain sharded.
+    Orthogonalization needs complete matrices. The n ranks that share the model process n matrices at a time: each rank
+    gathers and orthogonalizes one matrix, and sends the result to the others. Momentum and weights remain sharded.
     """
 
     @torch.no_grad()
@@ -325,12 +325,12 @@ class ShardedMuon(torch.optim.Muon):
             first = parameters[0] if parameters else None
             num_ranks = first.device_mesh["shard"].size() if isinstance(first, DTensor) else 1
             for start in range(0, len(parameters), num_ranks):
-                turn = slice(start, start + num_ranks)  # one matrix per rank
+                chosen = slice(start, start + num_ranks)  # one matrix per rank
                 updates = [
                     _update_momentum(gradient, momentum, group["momentum"])
-                    for gradient, momentum in zip(gradients[turn], momenta[turn], strict=True)
+                    for gradient, momentum in zip(gradients[chosen], momenta[chosen], strict=True)
                 ]
-                for parameter, update in zip(parameters[turn], _orthogonalize(updates, group), strict=True):
+                for parameter, update in zip(parameters[chosen], _orthogonalize(updates, group), strict=True):
                     shard, scale = local_tensor(parameter), _adjust_lr(group["lr"], "match_rms_adamw", parameter.shape)
                     shard.mul_(1 - group["lr"] * group["weight_decay"])
                     shard.add_(local_tensor(update).to(shard.device), alpha=-scale)
@@ -344,7 +344,7 @@ def _update_momentum(gradient: Tensor, momentum: Tensor, decay: float) -> Tensor
 
 def _orthogonalize(updates: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
     """Orthogonalize up to one matrix per rank, and shard the results like the matrices (a collective)."""
-    own, first = None, updates[0]  # own: this rank's matrix, if there is one for it
+    own, first = None, updates[0]  # own: the matrix that this rank orthogonalizes, if any
     rank = first.device_mesh.get_local_rank("shard") if isinstance(first, DTensor) else 0
     for owner, update in enumerate(updates):
         matrix = full_tensor(update)

@@ -25,7 +25,7 @@ from alphaapollo.models.sharding import full_tensor
 class UpdateRecord:
     """Writer of the gradients and weights of a sharded model. All methods are collectives; rank 0 writes.
 
-    sample_tokens: also write the gradients of rows with up to so many tokens on each rank (`choose_sample`); 0: do not.
+    sample_tokens: also write the gradients of a sample of up to this many tokens per rank (`choose_sample`); 0: do not.
     """
 
     def __init__(self, folder: str, module: nn.Module, sample_tokens: int = 0):
@@ -33,7 +33,7 @@ class UpdateRecord:
         self.trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
     def write_gradients(self) -> None:
-        """Write the gradients of the next step, and the weights between the first two steps."""
+        """Write the gradients of the next step, and before the second step also the weights."""
         if self.num_steps == 1:
             _write_tensors(self.folder / "weights_1.safetensors", self.trained)
         self._write_gradients(str(self.num_steps))
@@ -54,13 +54,13 @@ class UpdateRecord:
 def choose_sample(
     rows: Rows, mini_batches: Sequence[MiniBatch], trajectory_ids: np.ndarray, max_tokens: int
 ) -> list[int]:
-    """Choose the rows of the shortest trajectories of a rank's first mini-batch: at least one trajectory, and further
-    ones up to max_tokens tokens in total. trajectory_ids: [R]."""
-    members = dict[int, list[int]]()
+    """Choose the rows of the shortest trajectories of a rank's first mini-batch: at least one trajectory, and
+    more trajectories up to max_tokens tokens in total. trajectory_ids: [R]."""
+    rows_by_trajectory = dict[int, list[int]]()
     for row in mini_batches[0].row_indices if mini_batches else ():
-        members.setdefault(int(trajectory_ids[row]), []).append(row)
+        rows_by_trajectory.setdefault(int(trajectory_ids[row]), []).append(row)
     chosen: list[int] = []
-    for row_indices in sorted(members.values(), key=lambda row_indices: int(rows.lengths[row_indices].sum())):
+    for row_indices in sorted(rows_by_trajectory.values(), key=lambda indices: int(rows.lengths[indices].sum())):
         if chosen and rows.lengths[chosen + row_indices].sum() > max_tokens:
             break
         chosen += row_indices

@@ -1,4 +1,4 @@
-"""What the headers of a model's weight files say: tensors that no module takes, and an output head of its own."""
+"""Read the headers of a model's weight files: which tensors no module takes, and which output head the files have."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_tensor_names(config: PretrainedConfig, unexpected: Collection[str], mi
 
 
 def _find_wrapped_name(unexpected: Collection[str], missing: Collection[str]) -> tuple[str, str] | None:
-    """Find a name with more parts than a missing name, e.g. of a compiled model. Returns the name and these parts."""
+    """Find a missing name that the files extend, e.g. of a compiled model. Returns the longer name and new parts."""
     known_parts = {part for name in missing for part in name.split(".")}
     for name in sorted(unexpected):
         further_parts = [part for part in name.split(".") if part not in known_parts]

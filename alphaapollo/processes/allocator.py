@@ -1,7 +1,7 @@
 """glibc's memory allocator in processes that compute on a CPU, and in the driver of a training.
 
 By default glibc returns the memory of large tensors to the kernel, and each page of the next tensor causes a page
-fault. In an update page faults took a fifth of the time. Only the main thread's arena can keep large tensors. A
+fault. Page faults took a fifth of the time of an update. Only the main thread's arena can keep large tensors. A
 thread gets its arena when it starts, so sharing the main thread's arena must be set up before: in this process by
 `share_main_arena`, in another process by the environment variable of ONE_ARENA.
 """

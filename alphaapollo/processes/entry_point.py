@@ -106,7 +106,7 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
     """
     global exits_at_once
     exits_at_once = True
-    code: Any = 1  # after an exception, whose traceback Python prints
+    code: Any = 1  # exit code if `main` raises an exception
 
     def exit_at_once() -> None:
         with suppress(OSError):  # e.g. a closed pipe, which Python then reports
@@ -114,10 +114,10 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
             sys.stderr.flush()
             os._exit(code if isinstance(code, int) else code is not None)  # as sys.exit does
 
-    atexit.register(exit_at_once)  # before the imports of `main`, so it is called after their functions
+    atexit.register(exit_at_once)  # called last, because `main` registers its functions later
     try:
         code = main()
-    except SystemExit as stop:  # of argparse
+    except SystemExit as stop:  # e.g. from argparse
         code = stop.code
         raise
     sys.exit(code)
@@ -158,7 +158,7 @@ def check_started_once() -> None:
         count = os.environ.get(variable, "")
         if count.isdigit() and int(count) > 1 and not (launcher == "srun" and "RAY_ADDRESS" in os.environ):
             if os.environ.get(rank, "0") != "0":
-                raise SystemExit(0)  # not an error, for which the launcher could kill the first process too early
+                raise SystemExit(0)  # with another exit code, the launcher could kill the first process
             raise ValueError(
                 f"started {count} times by {launcher} ({variable}={count}), but a run starts its own workers. Start "
                 f"the command once, with trainer.n_gpus_per_node={count}. For several nodes, see docs/scaling.md."
@@ -233,7 +233,7 @@ def remove_stale_folders(base: Path) -> None:
 
 
 def _make_locked_folder(base: Path) -> tuple[Path, int]:
-    """Create a temporary folder in `base` and lock it. Returns it with the file descriptor that holds the lock."""
+    """Create and lock a temporary folder in `base`. Returns the folder and the file descriptor that holds the lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         with suppress(FileNotFoundError):  # another command has removed the folder before it was locked

@@ -65,30 +65,30 @@ def start_fork_server(preload: str, provided: Sequence[str], shared: Mapping[str
     server: Any = multiprocessing.forkserver._forkserver
     server.set_forkserver_preload([preload])
     if _inherited_modules.issuperset(provided):
-        multiprocessing.forkserver.ensure_running = server.ensure_running = lambda: None
+        multiprocessing.forkserver.ensure_running = server.ensure_running = lambda: None  # it is running
     elif shared is None or not _use_shared_server(server, shared):
         _launch(server)
 
 
 def _launch(server: Any) -> None:
-    before = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
+    path_before = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     server.ensure_running()
-    if before is None:
+    if path_before is None:
         del os.environ["PYTHONPATH"]
     else:
-        os.environ["PYTHONPATH"] = before
+        os.environ["PYTHONPATH"] = path_before
 
 
 @contextmanager
 def share_fork_server(preload: str, provided: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Context manager with a fork server for the workers of this process on this machine, as `start_fork_server` starts
-    it, with these environment variables. It belongs to the run that starts next, and is killed at the end. SIGINT is
-    blocked in it until `preload` unblocks it, because a Ctrl-C would interrupt its first imports with a traceback."""
+    """Context manager that starts a fork server with these environment variables (see `start_fork_server`) for this
+    process's workers on this machine. The server belongs to the run that starts next, and is killed at the end. It
+    blocks SIGINT until `preload` unblocks the signal, because a Ctrl-C would interrupt imports with a traceback."""
     if _inherited_modules.issuperset(provided):
         yield
         return
-    before, server = dict(os.environ), multiprocessing.forkserver.ForkServer()
+    environment_before, server = dict(os.environ), multiprocessing.forkserver.ForkServer()
     server.set_forkserver_preload([preload])
     os.environ.update(environment, **{RUN: reserve_run_id()})
     resource_tracker.ensure_running()  # its start unblocks SIGINT
@@ -96,7 +96,7 @@ def share_fork_server(preload: str, provided: Sequence[str], environment: Mappin
     _launch(server)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(environment_before)
     pid, address = server._forkserver_pid, server._forkserver_address  # type: ignore[attr-defined]
     os.environ[SHARED] = f"{pid} {address}"
     try:
@@ -104,29 +104,29 @@ def share_fork_server(preload: str, provided: Sequence[str], environment: Mappin
     finally:
         os.environ.pop(SHARED, None)
         os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
-        with suppress(ChildProcessError):  # the end of the run has killed it
+        with suppress(ChildProcessError):  # the run has already killed the server
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                os.kill(pid, signal.SIGKILL)  # it may still import
+                os.kill(pid, signal.SIGKILL)  # it may still be importing
                 os.waitpid(pid, 0)
 
 
 def _use_shared_server(server: Any, environment: Mapping[str, str]) -> bool:
-    """Let this process fork from the shared fork server, if there is one with these variables. If it has died, the next
-    fork starts a server of this process."""
+    """Let this process fork from the shared fork server, if there is one with these variables. If that server dies,
+    the next fork starts a server of this process."""
     pid, _, address = os.environ.get(SHARED, "0 ").partition(" ")
     try:
-        server_environment = psutil.Process(int(pid)).environ()
-    except psutil.Error:  # it has died, or another machine started this process
+        missing_variables = environment.items() - psutil.Process(int(pid)).environ().items()
+    except psutil.Error:  # the server has died, or is on another machine
         return False
-    if not address or environment.items() - server_environment.items():
+    if not address or missing_variables:
         return False
+    launch = server.ensure_running
 
     def ensure_running() -> None:
         if not os.path.exists(f"/proc/{pid}/exe"):
             multiprocessing.forkserver.ensure_running = server.ensure_running = launch
             launch()
 
-    launch = server.ensure_running
     server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
     multiprocessing.forkserver.ensure_running = server.ensure_running = ensure_running
     return True

@@ -1,7 +1,7 @@
 """Child process that answers requests: start, request, reply, time limit, kill and death in one place.
 
     host = await ProcessHost.start(command, environ)
-    report = await host.read_first_reply(timeout)       reply 0, if the process sends one before any request
+    report = await host.read_first_reply(timeout)       reply 0, if the process replies before any request
     reply = await host.request(payload, timeout)        request: a line with its number, and the payload
 
 A reply is a line with the number of its request, and text that the owner decodes: JSON if the process handles untrusted
@@ -51,8 +51,8 @@ class ProcessHost:
     async def start(
         cls, command: Sequence[str], environ: Mapping[str, str], stderr: BinaryIO | None = None
     ) -> ProcessHost:
-        """Start a process that calls reserve_stdin_and_stdout. stderr: file for its output; None: that of this
-        process. Raises OSError."""
+        """Start a process that calls reserve_stdin_and_stdout. stderr: file for the process's stderr; None:
+        stderr of this process. Raises OSError."""
         handle = await asyncio.create_subprocess_exec(
             *command,
             env=environ,
@@ -147,7 +147,7 @@ class ProcessHost:
         return f"exit code {code}" if code >= 0 else format_signal(-code)
 
     async def finish(self, timeout: float) -> None:
-        """Close the pipe of requests, which ends the process. It is killed after `timeout` seconds."""
+        """Close the pipe of requests, which ends the process. After `timeout` seconds, the process is killed."""
         assert self._handle.stdin is not None
         self._handle.stdin.close()
         await self.end_and_describe_exit(timeout)

@@ -13,7 +13,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def list_trusted_hosts(host: str) -> list[str]:
     """Return the values of the Host header that a server without a password accepts. On a loopback address, these are
-    only the names of the address, because a web page can reach the server through its own domain (DNS rebinding)."""
+    only the names of the address, because a web page can make its own domain point to the server (DNS rebinding)."""
     return [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
 
 
@@ -30,7 +30,7 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_reserved: dict[int, socket.socket] = {}
+_reserved: dict[int, socket.socket] = {}  # listening sockets by port
 
 
 def reserve_port(host: str) -> int:
@@ -44,8 +44,8 @@ def reserve_port(host: str) -> int:
 
 
 def take_reserved_socket_fd(port: int, host: str = "") -> int:
-    """Return the file descriptor of the socket that listens on a reserved port, or else on this port of `host`. The
-    caller must close it."""
+    """Return the file descriptor of a reserved port's listening socket. If the port is not reserved, listen on it at
+    `host`. The caller must close the file descriptor."""
     return (_reserved.pop(port, None) or socket.create_server((host, port))).detach()
 
 

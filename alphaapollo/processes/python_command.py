@@ -14,8 +14,8 @@ def make_module_command(module: str, *arguments: object) -> list[str]:
 
 
 def make_subprocess_environ() -> dict[str, str]:
-    """Return the environment variables of this process, with the folder of this package added to PYTHONPATH. Without
-    PYTHONSAFEPATH, programs that the child starts for the user can import the files beside them."""
+    """Return the environment variables of this process, with the folder of this package added to PYTHONPATH. It has no
+    PYTHONSAFEPATH, so that programs that the child starts for the user can import the files beside them."""
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     others = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return {**others, "PYTHONPATH": os.pathsep.join(paths)}

@@ -38,7 +38,7 @@ _reserved_run_ids: list[str] = []
 
 
 def reserve_run_id() -> str:
-    """Return the id of the run that this process starts next, for processes that start before it."""
+    """Return the id of the run that this process starts next, for processes that start before the run."""
     _reserved_run_ids[:] = [f"{os.getpid()}-{uuid.uuid4().hex[:8]}"]
     return _reserved_run_ids[0]
 
@@ -49,7 +49,7 @@ def new_run_id() -> str:
         reserve_run_id()
     run_id = _reserved_run_ids.pop()
     os.environ[RUN] = run_id
-    os.environ["PYTHONSAFEPATH"] = "1"  # entry_point sets it, too, but an own loop has none
+    os.environ["PYTHONSAFEPATH"] = "1"  # entry_point also sets it, but a user's own loop does not use it
     os.environ["SPT_NOENV"] = "1"  # keeps Ray from overwriting the environment, which the reaper reads
     return run_id
 
@@ -72,7 +72,7 @@ def treat_signals_as_ctrl_c() -> Iterator[None]:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in JOB_SIGNALS:
-        if before[number] is not signal.SIG_IGN or number != signal.SIGHUP:  # not SIGHUP under nohup
+        if not (number == signal.SIGHUP and before[number] is signal.SIG_IGN):  # nohup ignores SIGHUP
             signal.signal(number, interrupt)
     try:
         yield
@@ -102,8 +102,8 @@ def exit_when_process_ends(
 ) -> None:
     """End this process with `os._exit(1)` as soon as process `pid` of this machine has ended. A daemon thread waits.
 
-    Before the exit, it removes `cleanup_paths` and, if no other process uses them (remove_shared_memory), the
-    shared-memory files that this process has mapped.
+    Before the exit, it removes `cleanup_paths` and, with remove_shared_memory, the shared-memory files that it has
+    mapped; set this only if no other process uses them.
     """
     paths = [Path(path) for path in cleanup_paths]
 

@@ -1,9 +1,9 @@
 """Several LoRA adapters on one base model, of which one at a time is in the model of a training rank.
 
 A slot has what belongs to one adapter: weights, gradients, optimizer state, number of steps, scale. A switch copies the
-weights and exchanges references to the rest. The model's own adapter decides the largest rank and the layers. An
-adapter with a smaller rank or without some layers has A = B = 0 there: both gradients are then 0, and every optimizer
-leaves them 0, so the result is that of the smaller adapter.
+weights and exchanges references to the rest. The model's own adapter has the largest rank and all adapted layers. Where
+another adapter has a smaller rank or skips a layer, A = B = 0. Both gradients are then 0, and every optimizer keeps
+A and B 0, so the result is that of the smaller adapter.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from alphaapollo.workers.policy import PolicyWorker
 
 OWN = ""
-"""Name of the model's own adapter, with which it is loaded."""
+"""Name of the model's own adapter: the adapter with which the model is loaded."""
 
 
 @dataclass(frozen=True)
 class AdapterForm:
-    """Rank, scale and layers of an adapter, at most those of the model's own adapter."""
+    """Rank, scale and layers of an adapter. Rank and layers are at most those of the model's own adapter."""
 
     rank: int
     alpha: float  # the scale is alpha / rank
@@ -100,13 +100,13 @@ class AdapterSlots:
             self._slots[name] = slot
 
     def remove(self, name: str) -> None:
-        """Remove an adapter. The current one is exchanged for the model's own first."""
+        """Remove an adapter. If it is the current adapter, first put the model's own adapter into the model."""
         if name == self.current:
             self.switch(OWN)
         del self._slots[name]
 
     def switch(self, name: str) -> None:
-        """Put an adapter into the model, and keep the one that was there."""
+        """Put an adapter into the model, and keep the previous adapter in its slot."""
         if name != self.current:
             self._slots[self.current] = self._take_from_model()
             self._put_into_model(self._slots.pop(name))
@@ -156,8 +156,8 @@ class AdapterSlots:
 
     @torch.no_grad()
     def _gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name in peft's files, tensor) of the matrices of the current adapter, without padding; B is multiplied
-        by the scale (a collective)."""
+        """Yield (name in peft's files, tensor) of each matrix of the current adapter, cut to the adapter's rank (a
+        collective). B is multiplied by the scale."""
         rank = self.form.rank
         for name, tensor in gather_scaled_adapter(self.worker.policy.model):
             if self.form.adapts(name):

@@ -2,7 +2,7 @@
 
     load_batch -> compute_values -> update(columns) -> offload
 
-Computing methods are collectives and reload offloaded tensors. `offload` frees the GPU for the next worker.
+Methods that compute are collectives, and reload offloaded tensors. `offload` frees the GPU for the next worker.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.types import LONGER_PROMPT
 
 LossFunction = Callable[[Tensor, dict[str, Tensor]], Tensor]
-"""(log-probs [b, L], columns [b, L] or [b]) -> loss of each token [b, L], or of each row [b]. Column 0 is the first
-token that a row is trained on."""
+"""(log-probs [b, L], columns [b, L] or [b]) -> loss of each token [b, L], or of each row [b]. Column 0 is for
+the first token that the row is trained on."""
 INTERNAL_COLUMNS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS)  # not passed to loss functions
 
 
@@ -60,13 +60,13 @@ class UserLoss:
 
 def make_function_columns(micro: MicroBatch, builder: MicroBatchBuilder) -> dict[str, Tensor]:
     """Return the columns of a micro-batch's rows, with `mask` (1 on trained tokens) and `weights` of tokens."""
-    columns: dict[str, Any] = {"mask": micro.mask, WEIGHTS: micro.mask, **micro.rows.columns}
+    columns: dict[str, Any] = {"mask": micro.mask, WEIGHTS: micro.mask, **micro.rows.columns}  # default weights: 1
     for name in INTERNAL_COLUMNS:
         columns.pop(name, None)
     for name, column in columns.items():
         if not isinstance(column, Tensor):
             array = micro.rows.take_responses(column) if isinstance(column, np.ndarray) else np.array(column)
             columns[name] = builder.to_device(array)
-        if not isinstance(column, tuple):  # values of tokens, not of rows
+        if not isinstance(column, tuple):  # one value per token, not per row
             columns[name] = micro.to_matrix(columns[name])
     return columns

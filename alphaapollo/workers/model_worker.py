@@ -117,7 +117,7 @@ class ModelWorker:
 
     Args:
         model: model section after `resolve_model`.
-        fsdp: section with the sizes of the groups of ranks that share a copy of the model, or its experts.
+        fsdp: section with the numbers of ranks that share a copy of the model, and the experts (make_mesh).
     """
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp = WITHOUT_REPLICAS):
@@ -139,11 +139,11 @@ class ModelWorker:
 class TrainingWorker(ModelWorker):
     """Worker that trains one rank of a model. Saves checkpoints in the foreground or in the background."""
 
-    batch: RankBatch  # of `load_batch`: this iteration's rows
+    batch: RankBatch  # set by `load_batch`: the rows of this iteration
     state: TrainState
     hf_model: Any  # transformers model to be written by `export`
-    logprob_check_warnings: Sequence[str] = ()  # of the check against a reference when the model is loaded
-    balancer: ExpertLoadBalancer | None = None  # of the current update of a mixture of experts
+    logprob_check_warnings: Sequence[str] = ()  # of the log-prob check after the model is loaded
+    balancer: ExpertLoadBalancer | None = None  # for the current update; None: a dense model
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp, saves_in_background: bool):
         super().__init__(model, placement, fsdp)

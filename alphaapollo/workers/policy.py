@@ -2,12 +2,12 @@
 
     load_batch -> [log-probs of policy and plug-ins] -> update(columns) -> send_weights -> offload
 
-`update` is one call for an iteration. It accumulates the gradients of each mini-batch, and takes a step. A user's own
-loop calls the same two operations with rows of its own:
+Each iteration calls `update` once. For each mini-batch, `update` accumulates the gradients and takes an optimizer step.
+A user's own loop calls these two operations itself:
 
     accumulate(batch, columns, loss) -> ... -> take_step() -> send_weights -> offload
 
-Computing methods are collectives and reload offloaded tensors. `offload` frees the GPU for the next worker.
+Methods that compute are collectives, and reload offloaded tensors. `offload` frees the GPU for the next worker.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import load_teacher
 from alphaapollo.workers.trust_region import TrustRegion
 
-LOG_PROB_VARIANCE = DivergenceTarget(None, LogProbVariance("reverse"))
+LOG_PROB_VARIANCE = DivergenceTarget(None, LogProbVariance("reverse"))  # the kind "reverse" has no effect
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class PolicyWorker(PolicyLearner):
         self.state.reload()
         self.shared_prompts.begin_update(batch)
         self.balancer = self.make_expert_load_balancer(self.policy.routers)
-        # TRPO needs the old log-probs of the first mini-batch before its training forward pass, too.
+        # TRPO also needs the old log-probs of the first mini-batch, before its training forward pass.
         records_old = old is None and self.state.take_step is None
         if old is None:
             old = self._compute_log_probs(batch.rows, mini_batches[1 if records_old else 0 :])
@@ -192,7 +192,7 @@ class PolicyWorker(PolicyLearner):
     def _record_sample(
         self, columns: Columns[np.ndarray], mini_batches: Sequence[MiniBatch], kl_coef: float | None
     ) -> None:
-        """If the update is recorded with a sample, write the gradients of its rows at the current weights."""
+        """If the update is recorded with a sample, write the gradients of the sample at the current weights."""
         record = self.state.record
         if record is None or not record.sample_tokens:
             return

@@ -69,9 +69,9 @@ class PolicyLearner(TrainingWorker):
         Args:
             columns: inputs of a policy loss, whose weights include the denominator. Missing old log-probs are taken
                 from this forward pass, and missing log-probs of a reference are computed.
-            loss: name of a policy loss, or a pickled LossFunction, which gets the columns of the rows.
-            denominator: number by which a function's loss and the experts' load-balancing loss divide their sums over
-                the tokens (or rows) of several calls; None: this call has all tokens of the step.
+            loss: name of a policy loss, or a pickled LossFunction, which gets the columns of the batch's rows.
+            denominator: divides the sums over tokens (or rows) in a function's loss and in the experts' load-balancing
+                loss, if a step has several calls; None: this call has all tokens of the step.
             kl_coef: coefficient of ppo_kl; None: the configured one.
 
         Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are unchanged.
@@ -123,7 +123,7 @@ class PolicyLearner(TrainingWorker):
         measured = [rows for rows in self.accumulated if adapts and getattr(rows.loss, "name", "") == loss_name]
         step = self._step(skip_bad_step=True, lr=lr, grad_clip=grad_clip, adam=adam)
         if step.skipped:
-            self.state.num_skipped = 0
+            self.state.num_skipped = 0  # the caller gets an error for each skipped step
             self.offload()
             raise FloatingPointError(
                 f"the gradient norm is {step.grad_norm}. The weights are unchanged, and the gradients are dropped. "
@@ -142,7 +142,7 @@ class PolicyLearner(TrainingWorker):
     def _add_gradients(self, trained: TrainedRows, sums: MetricSums) -> None:
         """Add the gradients of rows to the accumulated ones, and their metrics to the sums."""
         self.accumulate_gradients(trained.batch.rows, trained.mini_batch, partial(self._compute_loss, trained, sums))
-        needs_entropy = self.actor.entropy_coeff > 0  # TRPO computes the loss again, but not metrics
+        needs_entropy = self.actor.entropy_coeff > 0  # TRPO computes the loss of these rows again, without metrics
         self.accumulated.append(replace(trained, needs_entropy=needs_entropy, logprobs=None, errors=None))
 
     def _step(
@@ -174,10 +174,10 @@ class PolicyLearner(TrainingWorker):
             assert columns.old_logprobs is not None and columns.loss_weights is not None
             new = self._compute_log_probs(batch.rows, mini_batches)
             tokens = find_trained_tokens(batch.rows, mini_batches)
-            d = torch.from_numpy((new - columns.old_logprobs)[tokens].astype(np.float64))
-            by_token = np.repeat(columns.loss_weights, batch.rows.response_lengths)[tokens]
-            weights = torch.from_numpy(by_token.astype(np.float64))
-            sums.add({"kl": (weights * old_policy_penalty(clamp_log_ratio(d))).sum(), "weights": weights.sum()})
+            log_ratio = torch.from_numpy((new - columns.old_logprobs)[tokens].astype(np.float64))
+            weights = torch.from_numpy(np.repeat(columns.loss_weights, batch.rows.response_lengths)[tokens]).double()
+            kl = (weights * old_policy_penalty(clamp_log_ratio(log_ratio))).sum()
+            sums.add({"kl": kl, "weights": weights.sum()})
         totals = sums.reduce(self.device)
         return {"policy_kl": totals["kl"] / (totals["weights"] or 1.0)}
 
@@ -198,7 +198,7 @@ class PolicyLearner(TrainingWorker):
             trained.logprobs.append((row_indices, micro.drop_dummy_row(stats.logprobs.detach())))
         try:
             loss, count, metrics = self._compute_objective(trained, micro, stats)
-        except Exception as error:  # the other ranks wait for this one's passes, so `accumulate` raises it afterwards
+        except Exception as error:  # other ranks wait for this rank's passes, so `accumulate` raises the error later
             if trained.errors is None:
                 raise
             trained.errors.append(error)
@@ -227,6 +227,6 @@ class PolicyLearner(TrainingWorker):
 
 def find_trained_tokens(rows: Rows, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
     """Return the positions of the action tokens of the rows in `mini_batches`, among all response tokens."""
-    trained = np.zeros(len(rows), dtype=bool)
-    trained[[row for mini_batch in mini_batches for row in mini_batch.row_indices]] = True
-    return np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
+    is_trained_row = np.zeros(len(rows), dtype=bool)
+    is_trained_row[[row for mini_batch in mini_batches for row in mini_batch.row_indices]] = True
+    return np.flatnonzero(rows.action_mask & np.repeat(is_trained_row, rows.response_lengths))

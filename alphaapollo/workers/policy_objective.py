@@ -36,7 +36,7 @@ class TrainedRows:
     batch: RankBatch
     mini_batch: MiniBatch
     loss: PolicyLoss | UserLoss
-    columns: Columns[np.ndarray]  # inputs of a policy loss; no old log-probs: those of the forward pass
+    columns: Columns[np.ndarray]  # inputs of a policy loss; old log-probs may be missing: use the forward pass's
     kl_coef: float | None = None  # coefficient of ppo_kl; None: the configured one
     needs_entropy: bool = False
     logprobs: TokenParts | None = None  # list to which the log-probs of the forward passes are appended
@@ -84,7 +84,7 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, kl_coef: float 
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        weights = {name: joined.rows_by_trajectory.take_value_per_group(of_rows) for name, of_rows in weights.items()}
+        weights = {name: joined.rows_by_trajectory.take_value_per_group(values) for name, values in weights.items()}
     return ObjectiveInputs(mask=mask, kl_coef=kl_coef, **weights, **matrices)
 
 
@@ -131,7 +131,7 @@ def compute_policy_objective(
 def _compute_policy_loss_factor(
     matrices: ObjectiveInputs, correction: RolloutCorrection
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Compute the constant factor rho [b, L] of the policy loss, None = 1, and its metrics.
+    """Compute the factor rho [b, L] of the policy loss, without gradient (None: 1), and its metrics.
 
     With a sequence-level loss, rho is equal for all tokens of a trajectory.
     """
@@ -153,9 +153,9 @@ def _compute_policy_loss_factor(
         dropped = apply_mask((factor == 0).double(), mask).sum()
         metrics = {"correction_weight": factor.sum(), "correction_dropped": dropped}
     if (threshold := correction.off_policy_mask_threshold) is not None:
-        kept = off_policy_sequence_mask(matrices.logp, rollout_logp, matrices.advantages, mask, threshold)
-        factor = factor * kept
-        metrics["off_policy_masked"] = mask.sum() - kept.sum()
+        keep_mask = off_policy_sequence_mask(matrices.logp, rollout_logp, matrices.advantages, mask, threshold)
+        factor = factor * keep_mask
+        metrics["off_policy_masked"] = mask.sum() - keep_mask.sum()
     return factor, metrics
 
 
@@ -172,8 +172,8 @@ def _estimate_reference_kl(matrices: ObjectiveInputs, actor: Actor) -> Tensor:
 
 
 def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Convert sums over all ranks to means: losses per optimizer step, metrics of distillation per token with a weight
-    in the divergence, other metrics per sampled token or row."""
+    """Convert sums over all ranks to means: losses per optimizer step, distillation metrics per distilled token, others
+    per sampled token or row."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     if not tokens:
         return {name: sums[name] / num_steps for name in ("loss", "pg_loss")}

@@ -34,7 +34,7 @@ class PolicyPlugin:
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch
     ) -> DivergenceTarget | None:
-        """Return next-token distributions from which the policy's divergence is computed. One plug-in may do so."""
+        """Return next-token distributions to compute the policy's divergence from. Only one plug-in may return them."""
 
     def compute_loss(
         self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
@@ -59,8 +59,8 @@ class PolicyPlugin:
 
 
 class FrozenModel(PolicyPlugin):
-    """Plug-in with weights of its own, which the optimizer does not train. In a checkpoint, they are in the folder
-    `role`."""
+    """Plug-in with weights of its own, which the optimizer does not train. A checkpoint has these weights in
+    the folder `role`."""
 
     def __init__(self, model: PolicyModel, param_offload: bool):
         self.model, self.offloader = model, make_parameter_offloader(model, param_offload)

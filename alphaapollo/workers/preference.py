@@ -1,5 +1,5 @@
-"""Workers that train with preferences: pairs of answers (DPO and others) or single labelled answers (KTO), and reward
-models.
+"""Workers for preference training, with pairs of answers (DPO and others) or single labelled answers (KTO), and for
+reward models.
 
     compute_loss_denominators [KTO: KL on answers to other prompts] -> for each micro-batch: answer log-probs -> loss
 
@@ -49,7 +49,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute the reference log-prob of each of R answers (sum over its tokens). float64 [R]
 
-        The reference is the model before its first step, or with LoRA without its adapters.
+        The reference is the model before its first step, or, with LoRA, the model without its adapters.
         """
         assert self.config.lora_rank or not self.state.num_steps, "a trained model cannot be the reference"
         parts, order = [torch.zeros(0, dtype=torch.float64, device=self.device)], list[int]()
@@ -70,8 +70,8 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         caller adds the parts of all ranks modulo 2**64."""
         if not self.mesh.is_first_replica():
             return 0
-        of_base_model = [p for name, p in self.model.named_parameters() if not is_adapter_parameter(name)]
-        return compute_joint_digest(local_tensor(parameter.detach()) for parameter in of_base_model)
+        base_parameters = [p for name, p in self.model.named_parameters() if not is_adapter_parameter(name)]
+        return compute_joint_digest(local_tensor(parameter.detach()) for parameter in base_parameters)
 
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Count this rank's pairs (or single answers) and tokens. For KTO, also sum the log-ratios for the KL."""

@@ -44,7 +44,7 @@ class SharedPromptCheck:
         model: Any = root.model
         self.root, self.name, self.builder, self.key = root, type(model).__name__, builder, key
         self.compute_outputs, self.limit = compute_outputs, LIMIT[dtype]
-        self.mismatch: float | None = None  # mean |difference| on the first batch, in standard deviations
+        self.mismatch: float | None = None  # see _measure_mismatch; None: no batch with shared prompts so far
         self._unreported: dict[str, float] = {}
         self.unsupported_reason: str | None = None  # why the model cannot use shared prompts
         if stateful := describe_stateful_layers(model.config):

@@ -46,7 +46,7 @@ class FrozenTeacher(FrozenModel):
 
     def __init__(self, worker: PolicyLearner, model: Model, fsdp: FrozenFsdp):
         self.builder, dtype = worker.builder, worker.dtype
-        self.vocabulary_size = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's
+        self.vocabulary_size = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's size
         loaded = load_policy(model, ModelMesh(worker.mesh.dense), dtype, fsdp.offload_policy)
         check_forward_vs_hf(loaded, self.builder, dtype)
         self.compute_logprobs = loaded.make_logprobs_function(worker.temperature)
@@ -118,11 +118,11 @@ class TeacherGroup(PolicyPlugin):
         rows, total = batch.rows, np.zeros(batch.rows.response_offsets[-1], np.float32)
         for key, model in self.models.items():
             weights = self._get_weights(rows, key)
-            used_rows = [
+            used_mini_batches = [
                 MiniBatch([[row for row in micro if weights[row]] for micro in mini_batch.micro_batches])
                 for mini_batch in batch.mini_batches
             ]
-            log_probs = model.compute_log_probs_of_rows(batch, used_rows)
+            log_probs = model.compute_log_probs_of_rows(batch, used_mini_batches)
             total = total + np.repeat(weights, rows.response_lengths) * log_probs
         return total
 
@@ -164,7 +164,7 @@ class TeacherGroup(PolicyPlugin):
         """Return the weight of a teacher in the loss of each row. float32 [R]"""
         index = self.keys.index(key)
         shares = rows.columns.get(TEACHER_SHARES)
-        return np.array([1.0] * len(rows) if shares is None else [of_row[index] for of_row in shares], np.float32)
+        return np.array([1.0] * len(rows) if shares is None else [weights[index] for weights in shares], np.float32)
 
     def _get_top_tokens(self, micro: MicroBatch, server: int, local: Tensor | None) -> TopTokens:
         tokens, logprobs = micro.columns.top_tokens, micro.columns.top_token_logprobs
@@ -196,11 +196,11 @@ class MovingAverageTeacher(FrozenModel):
         super().__init__(loaded, fsdp.param_offload)
 
     def make_divergence_target(self, batch: RankBatch, row_indices: list[int], micro: MicroBatch) -> DivergenceTarget:
-        longer = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
+        longer_micro = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
         self.offloader.reload()
-        hidden = self.model.compute_lm_head_input(longer)
+        hidden = self.model.compute_lm_head_input(longer_micro)
         if (sequence := micro.sequence) is not None:  # a longer prompt moves tokens to other ranks
-            states = gather_token_values(hidden.states.t(), longer.predicting_tokens, sequence).t()
+            states = gather_token_values(hidden.states.t(), longer_micro.predicting_tokens, sequence).t()
             hidden = replace(hidden, states=states[micro.predicting_tokens.selection_indices].contiguous())
         divergence, top_k = make_divergence(self.teacher), self.teacher.top_k
         return DivergenceTarget(hidden, divergence, with_statistics=True, top_k=top_k, selects_policy_tokens=True)
@@ -208,8 +208,8 @@ class MovingAverageTeacher(FrozenModel):
     def compute_loss(
         self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        has_context = np.repeat(micro.rows.has_longer_prompt, micro.rows.response_lengths)
-        mask = micro.mask * torch.from_numpy(has_context).to(micro.mask.device)
+        has_longer_prompt = np.repeat(micro.rows.has_longer_prompt, micro.rows.response_lengths)
+        mask = micro.mask * torch.from_numpy(has_longer_prompt).to(micro.mask.device)
         return compute_distillation_loss(inputs, self.teacher), sum_distillation_metrics(stats, mask)
 
     def end_step(self) -> None:
@@ -232,7 +232,7 @@ class MovingAverageTeacher(FrozenModel):
 
 
 def load_teacher(worker: PolicyLearner, teacher: Teacher, models: Mapping[str, Model]) -> PolicyPlugin:
-    """Load a self-teacher, or the frozen teachers on the ranks. models: their sections by configuration key."""
+    """Load a self-teacher, or the frozen teachers on the ranks. models: `model` sections by configuration key."""
     if teacher.uses_self_teacher:
         return MovingAverageTeacher(worker, teacher)
     loaded = {key: FrozenTeacher(worker, models[key], local.fsdp_config) for key, local in teacher.local_models.items()}

@@ -35,23 +35,23 @@ class Turns:
     anchor_ids: Tensor  # [M] int64, equal for turns of one group that start from the same environment state
 
     def sum_rewards(self, token_rewards: Tensor) -> Tensor:
-        """Sum the token rewards of each turn. A reward after a turn, e.g. on an observation, is part of it.
-        [B, L] -> [M]."""
+        """Sum the token rewards of each turn. A reward after a turn, e.g. on an observation, counts for
+        the turn. [B, L] -> [M]."""
         is_action = self.turn_of_token >= 0
         sums = token_rewards.new_zeros(len(self.trajectory_ids))
-        moved = move_rewards_to_actions(token_rewards, is_action)
-        return sums.index_add_(0, self.turn_of_token[is_action], moved[is_action])
+        action_rewards = move_rewards_to_actions(token_rewards, is_action)
+        return sums.index_add_(0, self.turn_of_token[is_action], action_rewards[is_action])
 
     def take_first_values(self, values: Tensor) -> Tensor:
         """Return the value at the first action token of each turn; 0 for a turn without tokens. [B, L] -> [M]."""
         is_action = self.turn_of_token >= 0
         positions = torch.arange(is_action.numel()).view_as(is_action)[is_action]
-        first = torch.full_like(self.trajectory_ids, is_action.numel())  # without tokens: the 0 that `pad` appends
-        first.scatter_reduce_(0, self.turn_of_token[is_action], positions, "amin")
-        return torch.nn.functional.pad(values.flatten(), (0, 1))[first]
+        first_positions = torch.full_like(self.trajectory_ids, is_action.numel())  # default: the 0 that `pad` appends
+        first_positions.scatter_reduce_(0, self.turn_of_token[is_action], positions, "amin")
+        return torch.nn.functional.pad(values.flatten(), (0, 1))[first_positions]
 
     def join(self, values: Tensor) -> tuple[Tensor, JoinedTrajectories]:
-        """Arrange values of turns in one row per trajectory, 0 after its last turn. [M] -> [N, K], and the mapping."""
+        """Arrange values of turns in one row per trajectory, 0 after its last turn. [M] -> ([N, K], mapping)."""
         joined = JoinedTrajectories.from_mask(torch.ones_like(values)[:, None], self.trajectory_ids)
         return joined.join(values[:, None]), joined
 

@@ -27,7 +27,7 @@ COMPARES_GROUP = {"scope": "trajectories", "group": True}
 def grpo(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-6) -> Tensor:
     """Compute (R - mean) / (std + eps) within each group (arXiv 2402.03300, section 4.1.2). [N] -> [N].
 
-    Groups of equal rewards get exactly 0, also with eps=0.
+    Groups of equal rewards get exactly 0, even with eps=0.
     """
     spread = groups.std(scores, ddof) + eps
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
@@ -173,11 +173,11 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
         raise ValueError(
             f"grpo_passk_analytic needs rewards of 0 or 1, but got {bad[0]:g}. Set algorithm.adv_estimator=grpo_passk."
         )
-    wrong = groups.sum(1 - correct)
-    pairs = [_compute_group_advantages(int(size), int(num), k) for size, num in zip(groups.sizes, wrong, strict=True)]
-    of_samples = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
-    of_correct, of_wrong = of_samples.unbind(1)
-    return torch.where(correct > 0, of_correct, of_wrong).to(correct.dtype)
+    sizes_and_wrong = zip(groups.sizes, groups.sum(1 - correct), strict=True)
+    pairs = [_compute_group_advantages(int(size), int(num_wrong), k) for size, num_wrong in sizes_and_wrong]
+    sample_pairs = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
+    if_correct, if_wrong = sample_pairs.unbind(1)
+    return torch.where(correct > 0, if_correct, if_wrong).to(correct.dtype)
 
 
 def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:

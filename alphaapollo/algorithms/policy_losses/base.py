@@ -54,7 +54,7 @@ class PolicyLossOutput:
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values outside the mask and in empty rows are ignored
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    penalty: Tensor | float = 0.0  # shape of `loss`; added to it, but not weighted or masked by rollout_correction
+    penalty: Tensor | float = 0.0  # shape of `loss`; added to `loss`, but not weighted or masked by rollout_correction
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]

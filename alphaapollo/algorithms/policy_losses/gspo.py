@@ -53,8 +53,8 @@ def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, detached_logp
     [B, L] each -> [B, L] (arXiv 2507.18071, Eq. 14). detached_logp: constant copy of logp, by default logp.detach().
     """
     constant_logp = logp.detach() if detached_logp is None else detached_logp
-    sequence = geometric_ratio(constant_logp, old_logp, mask)
-    return sequence.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
+    sequence_ratios = geometric_ratio(constant_logp, old_logp, mask)
+    return sequence_ratios.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
 
 
 def _register_clipped(name: str, ratio: RatioFunction, low: float, high: float, **declarations: Any) -> None:
@@ -109,8 +109,8 @@ def vespo_weight(log_w: Tensor, advantages: Tensor, positive: Kernel, negative: 
     (k, lambda) is `positive` where the advantage is at least 0, else `negative`. log_w is broadcast to advantages. The
     weight is computed in log space, so that an extreme W gives 0.
     """
-    of_positive, of_negative = ((k * log_w + decay * (1.0 - log_w.exp())).exp() for k, decay in (positive, negative))
-    return torch.where(advantages >= 0, of_positive, of_negative)
+    if_positive, if_negative = ((k * log_w + decay * (1.0 - log_w.exp())).exp() for k, decay in (positive, negative))
+    return torch.where(advantages >= 0, if_positive, if_negative)
 
 
 @register_policy_loss(

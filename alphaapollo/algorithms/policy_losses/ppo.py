@@ -57,8 +57,8 @@ def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = inputs.log_ratio.exp()
     output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high, config.clip_ratio_c)
     if config.clip_ratio_c is not None:
-        dual = (inputs.advantages < 0) & (ratio > config.clip_ratio_c)
-        output.metrics["pg_clipfrac_lower"] = token_sum(dual, inputs.mask)
+        is_dual_clipped = (inputs.advantages < 0) & (ratio > config.clip_ratio_c)
+        output.metrics["pg_clipfrac_lower"] = token_sum(is_dual_clipped, inputs.mask)
     return output
 
 
