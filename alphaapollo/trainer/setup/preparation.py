@@ -49,7 +49,7 @@ class RlPreparation(PolicyPreparation):
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     val_suites: list[Suite]
-    epoch_size: int  # prompts per epoch, which differs from the number of prompts with data.source_weights
+    epoch_size: int  # prompts per epoch; with data.source_weights, not the number of `prompts`
     goal: TrainingGoal
     probe: Probe  # weight syncs are verified by its log-probs
     reward_model_tokenizer: RewardModelTokenizer | None = None
@@ -157,12 +157,12 @@ class RlPreparation(PolicyPreparation):
 def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
     """Return the table rows (label -> text) about algorithm, model, data and reward."""
     config, plan, actor = run.config, run.plan, run.config.actor_rollout_ref.actor
-    dtypes = plan.model.dtype + ", Liger's kernels" * (plan.model.use_liger is True)
+    dtypes = plan.model.dtype + (", Liger's kernels" if plan.model.use_liger is True else "")
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     epochs = run.goal.max_steps * config.data.train_batch_size / run.epoch_size
-    reward = "the functions of the rows' data sources" if run.has_reward_function else "none"
-    reward = config.custom_reward_function.path or reward
-    reward = reward if run.environment.is_graded(config.env) else f"the environment {config.env.env_name}"
+    built_in = "the functions of the rows' data sources" if run.has_reward_function else "none"
+    grader = config.custom_reward_function.path or built_in
+    reward = grader if run.environment.is_graded(config.env) else f"the environment {config.env.env_name}"
     rows = {
         "preset": ", ".join(run.user_settings.presets) or "none",
         "algorithm": f"{config.algorithm.adv_estimator}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",

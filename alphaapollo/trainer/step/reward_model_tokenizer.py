@@ -51,7 +51,8 @@ class RewardModelTokenizer:
         else:
             chat = self.renderer.render_chat(_append_answer(prompt, turn.text), add_generation_prompt=False)
             ids = self.renderer.encode([chat])[0]
-        ids = ids[: len(ids) - len(rendered_end)] if ids[len(ids) - len(rendered_end) :] == rendered_end else ids
+        end_start = len(ids) - len(rendered_end)
+        ids = ids[:end_start] if ids[end_start:] == rendered_end else ids
         return ids + end if turn.completion.stop_reason is StopReason.STOP else ids
 
     def find_input_error(self, token_ids: list[int]) -> str | None:
@@ -120,7 +121,7 @@ def make_reward_model_tokenizer(
 
 
 def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
-    """Whether the reward model can read the policy's token ids: same ids, and the same chat template or none."""
+    """Whether the reward model can read the policy's token ids: same ids, and no or the same chat template."""
     token_ids = reward_model.tokenizer.get_vocab()
     same_ids = all(token_ids.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
