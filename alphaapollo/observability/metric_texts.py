@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-HEADLINES = (  # optimized metric and a metric beside it; the first pair whose optimized metric is logged counts
+HEADLINES = (  # (optimized metric, metric shown beside it): the first pair whose optimized metric is logged is used
     ("distill/divergence", "distill/agreement"),
     ("distill/reverse_kl", "distill/agreement"),
     ("reward/accuracy", "val/accuracy"),

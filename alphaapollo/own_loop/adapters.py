@@ -157,7 +157,7 @@ class Adapters:
         shutil.rmtree(self._published_folder, ignore_errors=True)
 
     def begin_publish(self, name: str, folder: str | Path | None) -> Adapter:
-        """Return the folder and version of an adapter that is published next. folder: None: a folder of the run."""
+        """Return the folder and version of an adapter that is published next. folder=None: a folder of the run."""
         self[name]  # raises ValueError if there is no such adapter
         version = self.next_version()
         target = Path(folder or self._published_folder / name / f"v{version:06d}")

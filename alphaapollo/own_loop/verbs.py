@@ -118,7 +118,7 @@ class Verbs:
         """Run n episodes per prompt, with the configured rewards, tools and limits. environment: class or registered
         name; None: env.env_name. Other arguments and result as for `sample`."""
         async with self._turns.use_engines():
-            chosen = await self.adapters.find(adapter, self._workers.engines)
+            served = await self.adapters.find(adapter, self._workers.engines)
         data, rollout, renderer = self._config.data, self._plan.rollout, self._renderer
         tasks = [item if isinstance(item, Prompt) else Prompt(number, "", item) for number, item in enumerate(prompts)]
         lengths = [length for task in tasks for length in renderer.count_prompt_tokens([task])]
@@ -131,7 +131,7 @@ class Verbs:
         temperature = rollout.temperature if temperature is None else temperature
         shared = max_tokens or data.max_response_length, temperature, rollout.top_p, rollout.top_k
         seeds = derive_seeds(self._config.trainer.seed, [task.id for task in tasks])
-        samplings = [Sampling(*shared, seed=task_seed, adapter=chosen) for task_seed in seeds]
+        samplings = [Sampling(*shared, seed=task_seed, adapter=served) for task_seed in seeds]
         requests = [GroupRequest(task, n, samplings[i], position, environment=pickled) for i, task in enumerate(tasks)]
         async with self._turns.sample():
             with self.timer(GENERATE):
@@ -150,9 +150,9 @@ class Verbs:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: most
         probable tokens per position to return beside the sampled one. scores_prompt: also score the prompt."""
         async with self._turns.use_engines():
-            chosen = await self.adapters.find(adapter, self._workers.engines)
+            served = await self.adapters.find(adapter, self._workers.engines)
         requests = [
-            HttpSampling(replace(item, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
+            HttpSampling(replace(item, adapter=served), num_top=num_top, scores_prompt=scores_prompt and number == 0)
             for number, item in enumerate(sampling)
         ]
         async with self._turns.sample():
@@ -256,7 +256,7 @@ class Verbs:
 
         adapter: name of an adapter, which the engines then serve beside others; requests that run keep their version.
         folder: where this version of the adapter is written in peft's format, so that you can sample from it later, too
-        (`sample(adapter=folder)`); None: a folder of the run, which is removed after later versions.
+        (`sample(adapter=folder)`); None: a folder of the run, which is removed when later ones exist.
         """
         if adapter == OWN:
             if folder is not None:

@@ -73,7 +73,7 @@ class WeightPublisher:
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
     _sent: WeightUpdate | None = field(default=None, init=False)  # None: the current version is not sent yet
     _num_replacements: int = field(default=0, init=False)  # restarts since weights or an adapter were last loaded
-    _num_replaced: int = field(default=0, init=False)  # number of engines since the last publish
+    _num_replaced: int = field(default=0, init=False)  # number of engines replaced since the last publish
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:

@@ -195,7 +195,7 @@ def _parse_result_line(
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
     is_same_prompt = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
-    is_same_prompt &= record.get("prompt_digest") in (None, digests.get(number))  # None: an older version wrote it
+    is_same_prompt &= record.get("prompt_digest") in (None, digests.get(number))  # None: by an older version
     if prompt is None or not is_same_prompt or replace_images(prompt.content) != content:
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "

@@ -35,7 +35,7 @@ from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.plugins import find_plugins, is_available
 
-COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")
+COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # keys of Outcome
 LIBRARIES = ("torch", "transformers", "numpy")
 SAMPLE_TOKENS = 256  # number of tokens per rank whose gradients a run verifies
 CPU_INFO = Path("/proc/cpuinfo")
@@ -144,7 +144,7 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
 
 
 def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int) -> RecordedSteps:
-    """Return the rows of each mini-batch, whether each row trained the policy, and the sample of rows to verify."""
+    """Return the rows of each mini-batch, whether the policy was trained on each row, and the rows to verify."""
     batch, credit, is_trained, plan = learned.batch, learned.credit, learned.is_trained, run.plan
     if batch is None or credit is None:
         return RecordedSteps([], None)

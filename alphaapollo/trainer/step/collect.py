@@ -145,11 +145,10 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
 
 
 def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGroups) -> CollectedGroups:
-    """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
-    groups for later ones.
+    """Choose groups of earlier iterations to train on again (data.reuse), and keep this iteration's groups for later.
 
-    Own groups without reward variance are not kept, because they have no advantages. Groups of another temperature are
-    dropped; a resumed run may change it.
+    Groups without reward variance are not kept, because they have no advantages. Groups that were sampled at another
+    temperature are dropped: a resumed run may have a new temperature.
     """
     data, temperatures = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
     if not data.reuse.groups:

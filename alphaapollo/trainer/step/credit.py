@@ -158,7 +158,7 @@ def _expand_trajectory_advantages(
     batch: TrainingBatch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
-    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others  # rows: those of a trajectory are a group
+    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others  # rows, grouped by trajectory
     trajectories = Trajectories(
         rows,
         Groups.from_ids(torch.cat([rows.take_value_per_group(batch.group_ids), others.group_ids])),

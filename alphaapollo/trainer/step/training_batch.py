@@ -22,7 +22,7 @@ WEIGHT_COLUMNS = ("loss_weights", "sequence_weights", "value_weights", "divergen
 
 @dataclass(frozen=True)
 class OtherSamples:
-    """Samples that are not trained on, of the groups of a batch."""
+    """Samples of a batch's groups that are not trained on."""
 
     num_failed: int  # samples that cannot be trained on
     trajectories: list[Trajectory]  # K samples whose rewards the estimator compares; usually, K = 0
