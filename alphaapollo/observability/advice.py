@@ -31,7 +31,7 @@ SAFE_ESS = 0.8  # smallest safe effective sample size, relative
 
 SKIPPED = "{:g} optimizer steps were skipped because the gradient was not finite ({name}). "
 VALIDATION_FAILED = "{:.0%} of the validation samples failed ({name}). Validation metrics exclude them."
-LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warning about a larger one
+LIMITS: dict[str, tuple[float, str]] = {  # metric -> (largest normal value, warning about larger values)
     "outcome/grader_failed": (
         0.05,
         "{:.0%} of the trajectories have no reward because the grader failed, e.g. {reason}. See rollouts/.",

@@ -51,7 +51,7 @@ class Console(AbstractContextManager["Console"]):
         self.shows_status_lines = True  # without a live view; False while other output is expected
         self.resumed_step: int | None = None  # None: `start` was not called
         self.status_folder: Path | None = None  # locked run folder in which status.json is written; None: nowhere
-        self._status = RunStatus()  # the last one that was written
+        self._status = RunStatus()  # last written status
         self._opened = time.monotonic()
         self._seen_prints, self._quiet_since = 0, self._opened
         self._view = ConsoleView()

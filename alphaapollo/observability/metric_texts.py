@@ -9,7 +9,7 @@ HEADLINES = (  # (optimized metric, metric shown beside it): the first pair whos
     ("distill/reverse_kl", "distill/agreement"),
     ("reward/accuracy", "val/accuracy"),
     ("critic/score/mean", "val/reward"),
-    ("train/accuracy", "val/accuracy"),  # of preferences
+    ("train/accuracy", "val/accuracy"),  # preference training
     ("train/loss", "val/loss"),
     ("accuracy/chosen", "accuracy/oracle"),
 )

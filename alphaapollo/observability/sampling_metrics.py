@@ -26,7 +26,7 @@ def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> 
 
 
 def draw_rows(groups: Sequence[list[list[Row]]], seed: int, max_tokens: int | None = None) -> list[Row]:
-    """Draw rows until they have max_tokens, regardless of their content. None: the measured part of all tokens."""
+    """Draw rows until they have max_tokens, regardless of their content. None: all tokens / TOKEN_DIVISOR."""
     rows = [row for group in groups for trajectory in group for row in trajectory]
     drawn = [rows[index] for index in np.random.default_rng(seed).permutation(len(rows))]
     lengths = [len(row.token_ids) for row in drawn]

@@ -254,7 +254,7 @@ class Verbs:
     async def publish(self, adapter: str = OWN, folder: str | Path | None = None) -> dict[str, float]:
         """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync.
 
-        adapter: name of an adapter, which the engines then serve beside others; requests that run keep their version.
+        adapter: name of an adapter, which the engines then serve beside others; running requests keep their version.
         folder: where this version of the adapter is written in peft's format, so that you can sample from it later, too
         (`sample(adapter=folder)`); None: a folder of the run, which is removed when later ones exist.
         """

@@ -181,8 +181,8 @@ class CheckpointFolder:
 
 
 def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, float]) -> None:
-    """Raise ValueError if the metrics of a validation lack the one named by a configuration key, although its samples
-    have scores."""
+    """Raise ValueError if the metrics of a validation lack the metric that a configuration key names, although its
+    samples have scores."""
     lacks_scores = any(
         name.startswith(("val/failed", "val/suite")) and "/failed" in name and value == 1
         for name, value in metrics.items()

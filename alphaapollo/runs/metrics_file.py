@@ -39,8 +39,8 @@ class JsonlTracker:
 
 
 def _remove_lines_after(path: Path, step: int) -> list[str]:
-    """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after the resumed one, `step`. 0 (a
-    new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
+    """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after `step`; all lines for step 0 (a
+    new run). Returns a notice about lines that cannot be parsed, except an unfinished last line."""
     lines = _read_lines(path, keepends=True) if step else []
     steps = [_parse_step(line) for line in lines]
     replace_file(path, [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step])

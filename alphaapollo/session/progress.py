@@ -110,7 +110,7 @@ class Progress(RunProgress):
                 rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
                 drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
                 progress.curriculum = CurriculumState(**state | {"pass_rates": array("d", rates), "drawn": drawn})
-        recent: object = progress.recent  # number of groups in RECENT; RecentGroups() if an older version wrote it
+        recent: object = progress.recent  # number of groups in RECENT; RecentGroups() in files of older versions
         if isinstance(recent, list) and recent:
             raise ValueError(
                 f"{folder / PROGRESS} has the groups of data.reuse in a format that is no longer read. Start from "

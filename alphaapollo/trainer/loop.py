@@ -78,7 +78,7 @@ async def finish_iteration(
     reason = find_failure_reason(collected.generated) if metrics["outcome/failed"] else ""
     run.session.log(iteration, metrics, reason)
     run.session.checkpoint_writer.mark_models_consistent(run.progress)
-    timer = Timer()  # the next iteration logs the time of the checkpoint, because this one's metrics are written before
+    timer = Timer()  # the checkpoint's time is logged by the next iteration, because this one has logged its metrics
     if is_due(iteration, trainer.save_freq, is_last):
         with timer("checkpoint"):
             await run.session.save(run.progress)

@@ -170,7 +170,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         "data": f"{len(run.prompts)} training prompts, {len(run.val_prompts)} for validation",
         "files": format_value(config.data.train_files),
         "sampler": (config.data.sampler if config.data.shuffle else "none: the order of the files")
-        + f", {len(config.data.curriculum.stages)} stages" * bool(config.data.curriculum.stages),
+        + (f", {len(config.data.curriculum.stages)} stages" if config.data.curriculum.stages else ""),
         **describe_mixture(config.data, count_by_file(run.prompts, config.data), epochs),
         **{f"data: {name}": described for name, described in run.sources.items()},
         "stops": run.renderer.describe_stops(),
@@ -194,13 +194,13 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
     prompts, samples, steps = config.data.train_batch_size, config.group_size, config.steps_per_iteration
     staleness = f"at most {trainer.max_staleness} publishes old, async_mode {trainer.async_mode}"
     rows = {"samples": staleness} if trainer.async_mode else {}
-    validation = ["before training"] * trainer.val_before_train
+    validation = ["before training"] if trainer.val_before_train else []
     validation += [f"every {trainer.test_freq} iterations", "at the end"] if trainer.test_freq > 0 else []
     return rows | {
-        "iterations": f"{run.goal.max_steps}" + f", {run.start.step} of them done" * bool(run.start.step),
+        "iterations": f"{run.goal.max_steps}" + (f", {run.start.step} of them done" if run.start.step else ""),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
         "mini-batch": f"{min(actor.ppo_mini_batch_size, config.trajectories_per_batch)} trajectories over all ranks",
-        "micro-batch": f"at most {plan.max_tokens} tokens" + ", padding counted" * plan.padded,
+        "micro-batch": f"at most {plan.max_tokens} tokens" + (", padding counted" if plan.padded else ""),
         "prompts": "computed once for all their samples" if plan.uses_shared_prompts else "computed for each sample",
         "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
         "learning rate": f"{actor.optim.lr:g}, {actor.optim.warmup_style}"

@@ -36,7 +36,7 @@ class CollectedGroups:
     selected: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int  # generation rounds; more than one only with dynamic sampling
-    reused: list[TrajectoryGroup] = field(default_factory=list)  # of earlier iterations, to train on again
+    reused: list[TrajectoryGroup] = field(default_factory=list)  # groups of earlier iterations to train on again
     recent: RecentGroups = field(default_factory=RecentGroups)  # groups that later iterations may reuse
     metrics: dict[str, float] = field(default_factory=dict)
 

@@ -43,6 +43,6 @@ class UpdateResult:
         for trajectory in batch.trajectories:
             for number in range(len(trajectory.rows)):
                 is_known, (start, end) = next(spans)
-                part = logprobs[start:end] if logprobs is not None and is_known else None  # of this row
+                part = logprobs[start:end] if logprobs is not None and is_known else None
                 rows.append(TrainedRow(trajectory.prompt_id, trajectory.sample, number, part, advantages[start:end]))
         return rows
