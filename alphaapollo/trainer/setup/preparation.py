@@ -121,9 +121,9 @@ class RlPreparation(PolicyPreparation):
     def try_rewards(self) -> None:
         """Try the reward function on some rows, and check the reward model's tokenizer."""
         config, prompts = self.config, self.list_graded_prompts()
-        is_graded = self.environment.is_graded(config.env)
-        self.has_reward_function = uses_reward_function(config, is_graded, prompts)
-        needs_grading, custom = is_graded and self.has_reward_function, config.custom_reward_function
+        uses_grader = self.environment.is_graded(config.env)
+        self.has_reward_function = uses_reward_function(config, uses_grader, prompts)
+        needs_grading, custom = uses_grader and self.has_reward_function, config.custom_reward_function
         notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.accuracy_settings)
         self.notices += notices
         if config.reward_model.enable:

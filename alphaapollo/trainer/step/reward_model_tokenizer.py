@@ -108,8 +108,8 @@ def make_reward_model_tokenizer(
             f"the tokenizer of reward_model.model.path={model.path} has token id {highest}, but the model has only "
             f"{text.vocab_size} tokens. Use the tokenizer that the model was trained with."
         )
-    shares = can_share_tokens(policy_renderer, renderer)
-    if not shares:
+    shares_tokens = can_share_tokens(policy_renderer, renderer)
+    if not shares_tokens:
         _check_chats_can_be_rendered(config, renderer, prompts)
     limit, positions = config.reward_model.max_length, getattr(text, "max_position_embeddings", None)
     if limit is not None and positions is not None and limit > positions:
@@ -117,7 +117,7 @@ def make_reward_model_tokenizer(
             f"reward_model.max_length={limit} exceeds the {positions} positions of {model.path}. Set at most "
             f"{positions}, or null."
         )
-    return RewardModelTokenizer(renderer, shares, positions if limit is None else limit, text.vocab_size)
+    return RewardModelTokenizer(renderer, shares_tokens, positions if limit is None else limit, text.vocab_size)
 
 
 def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:

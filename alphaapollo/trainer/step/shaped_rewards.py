@@ -67,7 +67,7 @@ def place_rewards(
     """Return token rewards [n], each on the last action token of a turn.
 
     A step reward and the invalid-action penalty are on their turn. A reward of an agent's turn that is not trained on
-    is on the last trained turn before it, or on the first one. The outcome's reward is on the last trained turn.
+    is on the last trained turn before it, else on the first trained turn. The outcome's reward is on the last one.
 
     Args:
         pairs: N prompts with one of their trajectories. turns: of each trajectory.
@@ -78,7 +78,7 @@ def place_rewards(
     for (_, trajectory), trained, outcome in zip(pairs, turns, outcomes, strict=True):
         for turn, _, end in trained:
             rewards[end - 1] += compute_turn_reward(turn, actor)
-        for turn in trajectory.turns[len(trained) :]:
+        for turn in trajectory.turns[len(trained) :]:  # turns that are not trained on
             num_earlier = bisect(trained, turn.answer_number, key=lambda each: each.turn.answer_number)
             rewards[trained[max(0, num_earlier - 1)].end - 1] += turn.reward
         rewards[trained[-1].end - 1] += outcome
