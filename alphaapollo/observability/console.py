@@ -83,7 +83,7 @@ class Console(AbstractContextManager["Console"]):
         self.close()
 
     def start(self, total_steps: int, completed_steps: int) -> None:
-        """Start showing the iterations of a run. completed_steps: those completed before a resume."""
+        """Start showing the iterations of a run. completed_steps: iterations before a resume."""
         view = self._view
         self._view = ConsoleView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
         self.resumed_step = completed_steps

@@ -108,7 +108,7 @@ class Adapters:
         return self.version
 
     async def find(self, adapter: str | Path | None, engines: EngineGroup) -> Adapter | None:
-        """Return the version to sample with. None: the newest weights of the engine.
+        """Return the version to sample with, or None for the newest weights of the engine.
 
         adapter: name of a published adapter, or folder of an adapter; None: the model without adapters. The engines
         load a folder when it is first used. Raises ValueError if they cannot load it.

@@ -342,7 +342,7 @@ class Verbs:
         seed: int = 0,
     ) -> None:
         """Add a LoRA adapter with its own weights, gradients and optimizer. lora_rank (at most the configured one),
-        lora_alpha: None: as configured. target_modules: names of layers; empty: all that have adapters."""
+        lora_alpha: None: as configured. target_modules: names of layers; empty: all adapted layers."""
         form = self.adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
         async with self._turns.use_ranks():
             await self.adapters.add(name, form)

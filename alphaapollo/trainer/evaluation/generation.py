@@ -120,7 +120,7 @@ async def _generate_groups(
 ) -> list[SampleResult]:
     """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
-    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
+    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # without finished results
     path = prepared.config.trainer.folder / RESULTS
     num_done = num_done_before = len(prepared.finished.problem_ids)
     console.show_phase("generate", num_done, len(prepared.prompts))

@@ -39,7 +39,7 @@ def build_batch(
     padded: bool,
     uses_shared_prompts: bool,
 ) -> TrainingBatch:
-    """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
+    """Flatten groups into rows (token sequences), assign the rows to ranks, and compute rewards and loss weights.
 
     Args:
         max_tokens: token budget of a micro-batch on each of the num_ranks data-parallel ranks.
