@@ -31,10 +31,10 @@ def list_trained_turns(trajectories: Sequence[Trajectory], response_offsets: np.
     for trajectory in trajectories:
         trained = []
         for row in trajectory.rows:
-            row_start = next(ends) - len(row.token_ids)  # where the row would start if [n] contained its prompt
+            first_token = next(ends) - len(row.token_ids)  # its position if [n] contained the prompt
             turns = trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
             for turn, last_action in zip(turns, row.turn_ends, strict=True):
-                end = row_start + last_action + 1
+                end = first_token + last_action + 1
                 trained.append(TrainedTurn(turn, end - len(turn.completion.token_ids), end))
         is_sorted = len(trained) == 1
         turns_by_trajectory.append(trained if is_sorted else sorted(trained, key=lambda each: each.turn.answer_number))
