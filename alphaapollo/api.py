@@ -44,11 +44,11 @@ def rl(
         config: Keys of main_ppo as a dict, or the path of a YAML file (docs/config.md).
         overrides: KEY=VALUE or presets, e.g. "trainer.seed=1", "algorithm=dapo".
         reward: Reward function, `(prompt, completion)` or `(prompt, trajectory)` (docs/rewards.md).
-        environment: Class of environments/base.py, TRL, Gymnasium or SkyRL-Gym; `reward`, if given, scores it.
+        environment: Class of environments/base.py, TRL, Gymnasium or SkyRL-Gym; `reward` may score its episodes.
         tools: Functions with types and a docstring, for an environment that calls tools.
         estimator: Advantage estimator `(inputs, config) -> Advantages`, or an `Estimator` that declares its needs.
         agent: Program `run(task, endpoint)` that calls the model over HTTP (docs/agents.md). With `reward`, the reward
-            function grades its last answer, and the reward that the program returns is added.
+            function grades the agent's last answer, and the reward that the program returns is added.
         on_iteration: Callback `on_iteration(step, metrics)` after each iteration; an exception in it ends the run.
         show: Whether to print the output of the run.
 

@@ -27,7 +27,7 @@ MAIN_METRICS = (
 class RunResult:
     """Result of a run that writes metrics.jsonl."""
 
-    X_LABEL: ClassVar[str] = "step"  # of the x axis of plots
+    X_LABEL: ClassVar[str] = "step"  # label of the x axis of plots
     folder: Path
 
     @property
@@ -102,13 +102,13 @@ class Evaluation:
         """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
         from alphaapollo.observability.curve import plot_curves_as_figure
 
-        shares = self.metrics.query("high <= 1")
+        shares = self.metrics.query("high <= 1")  # without metrics such as the response length
         names = list(shares["figure"].unique())
-        rows = shares.assign(at=shares["figure"].map(names.index)).sort_values("at")
+        rows = shares.assign(x=shares["figure"].map(names.index)).sort_values("x")
         tables = {str(source) or "(no data source)": table for source, table in rows.groupby("data_source")}
-        points = {source: [*zip(table["at"], table["value"], strict=True)] for source, table in tables.items()}
+        points = {source: [*zip(table["x"], table["value"], strict=True)] for source, table in tables.items()}
         bands = {
-            source: [*zip(table["at"], table["low"], table["high"], strict=True)] for source, table in tables.items()
+            source: [*zip(table["x"], table["low"], table["high"], strict=True)] for source, table in tables.items()
         }
         figure = plot_curves_as_figure(points, str(self.folder), "", bands)
         figure.axes[0].set_xticks(range(len(names)), names, rotation=30, ha="right")

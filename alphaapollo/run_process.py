@@ -1,4 +1,4 @@
-"""Run a command as a child process, which does not interfere with a notebook: for the Python API and for sweeps."""
+"""Run a command as a child process, so that it does not interfere with a notebook. For the Python API and sweeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OnIteration = Callable[[int, dict[str, float]], None]
 """Callback that receives the step and the metrics of an iteration."""
 
 POLL_SECONDS = 0.2
-END_SECONDS = 60.0  # for an interrupted run to end; it may write a checkpoint first
+END_SECONDS = 60.0  # maximum wait for the end of an interrupted run, which may write a checkpoint first
 KEPT_LINES = 200  # number of newest output lines to keep for the error message
 REFUSED, INTERRUPTED = 2, 130  # exit codes of a run
 
@@ -70,7 +70,7 @@ def run_in_child_process(
 def start_run_process(
     module: str, arguments: Sequence[str], output: int | IO[Any], variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start a run that ends with this process. output: receives stdout and stderr. variables: of the environment."""
+    """Start a run that ends with this process. output: receives stdout and stderr. variables: environment variables."""
     return subprocess.Popen(
         make_module_command("alphaapollo.run_process", os.getpid(), module, *arguments),
         stdin=subprocess.DEVNULL,
@@ -121,11 +121,11 @@ def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
         if (version := (stat.st_mtime_ns, stat.st_size)) == last_version:
             return []
         last_version, lines = version, path.read_bytes().splitlines(keepends=True)
-        new = [line for line in lines if line.endswith(b"\n") and line not in earlier_lines]
-        earlier_lines.update(new)
-        return [json.loads(line) for line in new]
+        new_lines = [line for line in lines if line.endswith(b"\n") and line not in earlier_lines]
+        earlier_lines.update(new_lines)
+        return [json.loads(line) for line in new_lines]
 
-    read_new_metrics()
+    read_new_metrics()  # skips the records of earlier runs
     return read_new_metrics
 
 

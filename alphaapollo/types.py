@@ -4,7 +4,7 @@
                              Trajectory = Turns (prompts and sampled tokens of the engine) + Score
 
 This module does not import torch: the driver, environments and graders share these types. For compact pickles, token
-ids, masks and log-probs are lists in the sending process, arrays in the receiving one. Slots would slow unpickling.
+ids, masks and log-probs are lists in the sender, arrays in the receiver. Slots in frozen classes would slow unpickling.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from alphaapollo.utils.json_types import ToolCall as ToolCall
 class ImageInput:
     """Image as input of a model, prepared by the model's processor. Engine and trainer get the same tensors.
 
-    Placeholder tokens in the prompt mark its position. The model replaces the embedding of each by one image feature.
-    Two inputs with the same tensors are equal, also if the image was prepared twice.
+    Placeholder tokens in the prompt mark the image's position. The model replaces the embedding of each placeholder by
+    one image feature. Two inputs with the same tensors are equal, even if the image was prepared twice.
     """
 
     tensors: dict[str, np.ndarray] = field(compare=False)
     """Arguments of the model's `get_image_features`. Arrays of several images are concatenated on dimension 0."""
     token_ids: Sequence[int] = field(compare=False)  # tokens in a prompt: placeholders, and possibly others around them
     placeholder_id: int = field(compare=False)  # id of the placeholder token
-    digest: str  # of the tensors
+    digest: str  # digest of the tensors
     grid: tuple[int, int] | None = field(default=None, compare=False)
     """(rows, columns) of the placeholders, for models with M-RoPE."""
 
@@ -61,7 +61,7 @@ class Prompt:
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
     ground_truth: Any = None  # right answer as in the data file: text, number, list, dict, date, ...; None: unknown
-    extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
+    extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and columns without a field here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
     location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
     file: int = 0  # index in data.train_files
@@ -103,7 +103,7 @@ class Sampling:
     top_k: int = -1  # -1 = all tokens
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()  # a sampled stop token is part of the completion and is trained on
-    stop: tuple[str, ...] = ()  # strings that end a completion, which includes the token that completes the string
+    stop: tuple[str, ...] = ()  # strings that end a completion, whose last token is the one that completes the string
     includes_stop: bool = False  # whether the stop string is in the text of a completion, not only in its tokens
     adapter: Adapter | None = None  # adapter to sample with; None: the engine's newest weights
     cache_owner: str = ""  # requests of different owners share no cached prefixes
@@ -151,10 +151,10 @@ class Completion:
     @property
     def weight_versions(self) -> list[tuple[int, int]]:
         """(weight version, number of tokens) of each part of the completion, in order."""
-        parts, left = [], len(self.token_ids)
-        for version, count in (*self.earlier_version_token_counts, (self.weight_version, left)):
-            parts.append((version, min(count, left)))  # a truncated completion may lack the last parts
-            left -= min(count, left)
+        parts, num_left = [], len(self.token_ids)
+        for version, count in (*self.earlier_version_token_counts, (self.weight_version, num_left)):
+            parts.append((version, min(count, num_left)))  # a truncated completion may lack the last parts
+            num_left -= min(count, num_left)
         return [(version, count) for version, count in parts if count]
 
 
@@ -180,7 +180,7 @@ class JudgeUsage:
     """Judgements by a language model that a score needed."""
 
     judgements: int = 0
-    cached: int = 0  # of these, from the cache, or shared with the same judgement in flight
+    cached: int = 0  # number of these that came from the cache, or from an equal judgement in flight
     seconds: float = 0.0  # sum of the times until the verdicts, including the wait for a connection
 
     def __add__(self, other: JudgeUsage) -> JudgeUsage:
@@ -198,7 +198,7 @@ class Score:
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
     is_limit: bool = False  # a limit ended the episode before an answer; missing components are 0
     skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
-    accuracy: float | None = field(default=DERIVED, compare=False)  # 1: right, 0: wrong; None: unknown, e.g. for a sum
+    accuracy: float | None = field(default=DERIVED, compare=False)  # 1: right, 0: wrong; None: unknown, e.g. of a sum
 
     def __post_init__(self) -> None:
         if self.accuracy == DERIVED:  # the component, else a reward of 0 or 1 without components, else 0 after a limit
@@ -213,7 +213,7 @@ class Score:
         return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
 
     def add_turn_rewards(self, rewards: Sequence[float]) -> Score:
-        """Add rewards of turns. Unless all are 0, the accuracy is unknown, except with components or after a limit."""
+        """Add rewards of turns. The accuracy stays known with components, after a limit, or if all rewards are 0."""
         is_known = self.components or self.is_limit or not any(rewards)
         return replace(self, reward=self.reward + sum(rewards), accuracy=self.accuracy if is_known else None)
 
@@ -245,9 +245,9 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
-    answer_number: int = 0  # agents: position in the order of answers; the turns are in the order of rows
+    answer_number: int = 0  # for agents: position in the order of sampling (Trajectory.turns has the order of rows)
     raw_text: str = ""  # text of a truncated action with its special tokens, for display
-    marks: Sequence[tuple[int, str]] = ()  # positions and marks of thoughts that `text` lacks (utils/thoughts.py)
+    marks: Sequence[tuple[int, str]] = ()  # (position, mark): marks of thoughts that `text` lacks (utils/thoughts.py)
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
@@ -279,7 +279,7 @@ class Episode:
     prompt_text: str = ""  # rendered prompt; only for functions of OpenRLHF
     step: int = 0  # version of the weights that sampled the last turn: the number of weight syncs before it
     max_steps: int = 0  # iterations of the run; 0 outside training
-    marked_text: str = ""  # text with the marks of thoughts that it lacks (Turn.marks), for the built-in graders
+    marked_text: str = ""  # `text` with the marks of thoughts (Turn.marks) inserted, for the built-in graders
 
 
 LONGER_PROMPT = "longer_prompt_ids"
@@ -302,7 +302,7 @@ class Row:
     num_earlier_tokens: int = 0
     """Number of tokens before the row's response that also count towards data.max_response_length: for agents, earlier
     answers and observations of the path; in memory context, earlier turns."""
-    temperature: float | None = None  # of sampling and `logprobs` (0: greedy sampling, `logprobs` at temperature 1)
+    temperature: float | None = None  # of sampling and of `logprobs`; 0: sampling is greedy, `logprobs` are at 1
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
@@ -321,7 +321,7 @@ class Row:
 
     @property
     def packed_length(self) -> int:
-        """Number of tokens of the response and the longer one of the row's two prompts (LONGER_PROMPT)."""
+        """Number of tokens of the response and of the row's prompt or, if it is longer, of LONGER_PROMPT."""
         longer = self.columns.get(LONGER_PROMPT)
         return len(self.token_ids) + (0 if longer is None else max(0, len(longer) - self.response_start))
 

@@ -45,7 +45,7 @@ def write_objects(
     """Pickle the objects of an API call (e.g. `rl`) into files. Returns overrides that load them, e.g.
     `env.custom_module=.../objects.py`. Raises ValueError if an object cannot be pickled.
 
-    more, more_settings, module_key: objects of a plug-in, values of the keys that select them, key of their file."""
+    more, more_settings: objects of a plug-in, and {key: value} that selects them. module_key: key of their file."""
     values, registrations, path = dict(more_settings), [*more], str(folder / "objects.py")
     values |= {module_key: path} if more else {}
     object_rewards: list[Callable[..., object]] = []  # reward functions that read the environments of the episodes
@@ -71,8 +71,8 @@ def write_objects(
         registrations += [("user_objects:find_tool_decorator", tool.__name__, {}, tool) for tool in tools]
         values |= {"env.custom_module": path, "env.tools": [tool.__name__ for tool in tools]}
     if estimator:
-        plain = {"name": getattr(estimator, "__name__", ""), "fn": estimator}
-        fields: dict[str, Any] = dict(vars(estimator)) if hasattr(estimator, "fn") else plain
+        of_function = {"name": getattr(estimator, "__name__", ""), "fn": estimator}
+        fields: dict[str, Any] = dict(vars(estimator)) if hasattr(estimator, "fn") else of_function
         name, function = fields.pop("name"), fields.pop("fn")
         registrations.append(("algorithms.advantages:register_estimator", name, fields, function))
         values |= {"algorithm.custom_module": path, "algorithm.adv_estimator": name}
@@ -121,7 +121,7 @@ def is_user_module(module: ModuleType) -> bool:
 
 
 def load_objects(loader_file: str) -> Any:
-    """Load the objects of an API call in a process of the run: return the reward function or agent, register others."""
+    """Load the objects of an API call in a process of the run: return a reward function or agent, register others."""
     content = pickle.loads(Path(loader_file).with_suffix(".pkl").read_bytes())
     if isinstance(content, list):
         for register, name, options, value in content:

@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0 if name else REFUSED
         subcommand = SUBCOMMANDS.get(name) or load_plugin("commands", name)
     except ValueError as error:
-        print(f"error: alphaapollo{f' {name}' * bool(name)}: {error}", file=sys.stderr)
+        print(f"error: alphaapollo{f' {name}' if name else ''}: {error}", file=sys.stderr)
         return REFUSED
     if subcommand is None:
         known = [*SUBCOMMANDS, *plugins]
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not isinstance(subcommand, Subcommand):
         run: MainFunction = subcommand
         return run(rest)
-    if subcommand.command and any(word in HELP[:2] for word in rest):
+    if subcommand.command and {"-h", "--help"} & {*rest}:
         print(format_subcommand_help(name, subcommand), end="")
         return 0
     return subcommand.load()(subcommand.make_arguments(rest))

@@ -1,1 +1,1 @@
-"""Fine-tuning: SFT (sft.py), preference losses (dpo.py) and reward models (reward_model.py) share one training loop."""
+"""Fine-tuning: SFT (sft.py), preference losses and reward models (dpo.py) share one training loop (task.py)."""

@@ -103,8 +103,8 @@ class DpoTask(PairTask):
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        single_answers = not get_preference_loss(self.config.preference.loss).is_pairwise
-        return load_preferences(files, renderer, self.config.data, max_samples, single_answers)
+        reads_single_answers = not get_preference_loss(self.config.preference.loss).is_pairwise
+        return load_preferences(files, renderer, self.config.data, max_samples, reads_single_answers)
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.longest_row_length for example in examples)
@@ -121,8 +121,8 @@ class DpoTask(PairTask):
         plan = run.plan
         ranks: Any = run.trainer.ranks  # ranks of PreferenceWorker
         examples = [*plan.train.examples, *(example for source in plan.val.values() for example in source)]
-        parts = await ranks.call(lambda worker: worker.compute_weights_digest())
-        digest = compute_reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
+        rank_digests = await ranks.call(lambda worker: worker.compute_weights_digest())
+        digest = compute_reference_digest(examples, f"{sum(rank_digests) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
         logps = read_reference_logps(path, digest)
         if logps is None:

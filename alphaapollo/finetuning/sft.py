@@ -58,8 +58,8 @@ class SftTask(FinetuningTask):
         if not config.data.val_prompts or config.trainer.test_freq < 1:
             return notices
         self.prompts, prompt_notices = read_held_out_prompts(config)
-        passes = config.rollout.val_kwargs.n + config.rollout.val_kwargs.greedy
-        summary = f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation"
+        num_answers = config.rollout.val_kwargs.n + (1 if config.rollout.val_kwargs.greedy else 0)
+        summary = f"data.val_prompts: {len(self.prompts)} prompts x {num_answers} answers at each validation"
         return [*notices, summary, *prompt_notices]
 
     def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Row]:
@@ -183,7 +183,7 @@ class TrainerEngine(Engine):
         return completion.result()
 
     async def _sample_batch(self) -> None:
-        """Sample completions for a batch of waiting requests on all ranks. Sorts them by length to reduce padding."""
+        """Wait while requests arrive, and sample completions for a batch of them, sorted by length, on all ranks."""
         num_waiting, capacity = 0, self.ranks.size * self.batch_size
         while len(self._waiting_requests) > num_waiting and num_waiting < capacity:
             num_waiting = len(self._waiting_requests)
@@ -195,6 +195,6 @@ class TrainerEngine(Engine):
         results = await self.ranks.call_with_items(lambda worker, share: worker.generate(share, step), requests)
         for share, completions in zip(shares, results, strict=True):
             for (_, future), completion in zip(share, completions, strict=True):
-                # completions of another process have arrays
+                # completions from another process contain arrays
                 ids, logprobs = list(completion.token_ids), list(completion.logprobs)
                 future.set_result(replace(completion, token_ids=ids, logprobs=logprobs))

@@ -24,14 +24,14 @@ NOISE_ERRORS = 4.0  # standard errors above which a drop is not chance
 MANY_TRUNCATED = 0.9  # share of truncated responses that causes a warning
 MIN_CHANGE = 1e-6  # nats per publish: smallest meaningful change
 MAX_CHANGE = 2.0  # nats per publish; a larger change of a fixed text destroys the policy
-BROKEN_EFFECTS = ("zero", "equal", "entropy", "truncated")  # causes of warnings that follow from such a change
+BROKEN_EFFECTS = ("zero", "equal", "entropy", "truncated")  # causes that follow from a larger change
 MAX_Z = 5.0  # standard deviations
 SAFE_K3 = 1e-2  # nats per token; largest safe KL between engine and trainer
 SAFE_ESS = 0.8  # smallest safe effective sample size, relative
 
 SKIPPED = "{:g} optimizer steps were skipped because the gradient was not finite ({name}). "
 VALIDATION_FAILED = "{:.0%} of the validation samples failed ({name}). Validation metrics exclude them."
-LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warning about a larger one
+LIMITS: dict[str, tuple[float, str]] = {  # metric -> (largest normal value, warning about larger values)
     "outcome/grader_failed": (
         0.05,
         "{:.0%} of the trajectories have no reward because the grader failed, e.g. {reason}. See rollouts/.",
@@ -77,7 +77,7 @@ class MetricsAdvisor:
             checks = (_check_truncation, _check_groups, _check_policy_change, _check_reward, _check_accuracy)
             for check in checks:
                 warnings |= check([*self._recent])
-            if any(_is_broken(each) for each in self._recent):
+            if any(map(_is_broken, self._recent)):
                 warnings = {cause: text for cause, text in warnings.items() if cause not in BROKEN_EFFECTS}
         new = [text for cause, text in warnings.items() if step - self._last_present.get(cause, -math.inf) > CALM]
         self._last_present |= dict.fromkeys(warnings, step)
@@ -160,7 +160,7 @@ def _check_policy_change(recent: Sequence[Metrics]) -> Warnings:
         and metrics.get("actor/optimizer_steps", 0.0) > metrics.get("actor/steps_skipped", 0.0)
         and metrics.get("critic/advantages/share_zero", 0.0) < 1.0
     ]
-    if len(stepped) < WINDOW or (lr := stepped[-1].get("actor/lr", 0.0)) > stepped[0].get("actor/lr", 0.0):
+    if len(stepped) < WINDOW or (lr := stepped[-1].get("actor/lr", 0.0)) > stepped[0].get("actor/lr", 0.0):  # warm-up
         return
     if (moved := fmean(metrics["sync/probe_moved"] for metrics in stepped)) < MIN_CHANGE:
         yield (
@@ -231,7 +231,7 @@ def _check_groups(recent: Sequence[Metrics]) -> Warnings:
         yield (
             "entropy",
             f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance"
-            + f", at accuracy {accuracy:.2f}" * ("reward/accuracy" in window[-1])
+            + (f", at accuracy {accuracy:.2f}" if "reward/accuracy" in window[-1] else "")
             + ". Resume from an earlier checkpoint with a lower learning rate "
             "(docs/debugging.md).",
         )

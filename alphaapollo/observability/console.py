@@ -49,9 +49,9 @@ class Console(AbstractContextManager["Console"]):
         self.terminal = terminal or Terminal(highlight=False, soft_wrap=True)
         self.num_warnings = 0
         self.shows_status_lines = True  # without a live view; False while other output is expected
-        self.resumed_step: int | None = None  # None: no iterations yet
+        self.resumed_step: int | None = None  # None: `start` was not called
         self.status_folder: Path | None = None  # locked run folder in which status.json is written; None: nowhere
-        self._status = RunStatus()  # the last one that was written
+        self._status = RunStatus()  # last written status
         self._opened = time.monotonic()
         self._seen_prints, self._quiet_since = 0, self._opened
         self._view = ConsoleView()
@@ -83,13 +83,13 @@ class Console(AbstractContextManager["Console"]):
         self.close()
 
     def start(self, total_steps: int, completed_steps: int) -> None:
-        """Start showing the iterations of a run. completed_steps: those completed before a resume."""
+        """Start showing the iterations of a run. completed_steps: iterations before a resume."""
         view = self._view
         self._view = ConsoleView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
         self.resumed_step = completed_steps
 
     def show_phase(self, name: str, done: int, total: int, text: str = "", in_flight: int = 0) -> None:
-        """Show the progress of a phase, e.g. `generate`, as done/total. text: shown after it. in_flight: see Phase."""
+        """Show the progress of a phase, e.g. `generate`, as done/total, followed by `text`. in_flight: see Phase."""
         phase = self._view.phase
         if phase is None or (phase.name, phase.total) != (name, total) or done < phase.done:
             phase = self._view.phase = Phase(name, total, self.elapsed, done)
@@ -109,8 +109,8 @@ class Console(AbstractContextManager["Console"]):
             self.warn(advice)
 
     def show_samples(self, groups: Sequence[TrajectoryGroup], is_validation: bool = False) -> None:
-        """Show a sample with the median reward in the live view. Without it, print a bad, a median and a good sample of
-        a validation."""
+        """Show a sample with the median reward in the live view. Without a live view, print a bad, a median and a good
+        sample of a validation."""
         if self._live is None and not is_validation:
             return
         samples = [(sample.reward, *shorten_sample(group, sample)) for group, sample in choose_samples(groups)]
@@ -132,7 +132,7 @@ class Console(AbstractContextManager["Console"]):
         self.show_line(Text.assemble(("note ", "yellow"), redact(text)))
 
     def warn(self, text: str) -> None:
-        """Print a note, and keep it in the live view until there are newer ones."""
+        """Print a note, and keep it in the live view until newer warnings replace it."""
         self.num_warnings += 1
         self._view.add_warning(shorten_text(" ".join(text.split()), ANSWER_CHARS))
         self.notify(text)
@@ -201,10 +201,10 @@ class Console(AbstractContextManager["Console"]):
         write_run_status(self.status_folder, self._status)
 
     def _refresh_safely(self) -> bool:
-        """Refresh, and return whether to go on."""
+        """Refresh, and return whether to refresh again later."""
         try:
             self.refresh()
-        except OSError:  # closed terminal
+        except OSError:  # closed terminal; status.json is still written
             return self.status_folder is not None
         except Exception as error:  # noqa: BLE001  the run continues
             trace = "".join(traceback.format_exception(error))
@@ -225,7 +225,7 @@ def find_activity() -> str:
     """Return the oldest operation in progress and a detail, e.g. `update: policy 0, policy 1`; empty if none is
     known. The detail is the called workers, else the next operation."""
     calls = HEARTBEAT.list_active_calls()
-    names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]
+    names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]  # driver first
     details = list(dict.fromkeys(call.worker for call in calls if call.worker)) or names[1:2]
-    shown_details = [*details[:3], *["..."] * (len(details) > 3)]
+    shown_details = details if len(details) <= 3 else [*details[:3], "..."]
     return ": ".join(filter(None, [*names[:1], ", ".join(shown_details)]))

@@ -24,8 +24,8 @@ class Phase:
 
     name: str
     total: int
-    since: float  # elapsed seconds at its begin
-    done_before: int  # units done at its begin, e.g. before a resume
+    since: float  # elapsed seconds when the phase began
+    done_before: int  # units done when the phase began, e.g. before a resume
     done: int = 0
     text: str = ""  # shown after the progress
     in_flight: int = 0  # units that have started; on average, half of each is done
@@ -58,7 +58,7 @@ class ConsoleView:
     warnings: list[str] = field(default_factory=list)  # the newest SHOWN_WARNINGS
     last_end: tuple[float, int] | None = None  # time and number of the last completed iteration
     costs: list[StepCost] = field(default_factory=list)  # of the newest RECENT_STEPS
-    tokens: int = 0  # sampled in the running iteration, by groups that have finished
+    tokens: int = 0  # sampled in the finished groups of the running iteration
 
     @property
     def running_phase(self) -> Phase | None:
@@ -70,8 +70,8 @@ class ConsoleView:
         last_elapsed, last_step = self.last_end or (0.0, step)
         if step > last_step:
             fixed = sum(metrics.get(f"timing/{phase}", 0.0) for phase in FIXED_PHASES)
-            cost = (step - last_step, elapsed - last_elapsed, fixed, metrics.get("rollout/tokens", 0.0))
-            self.costs = [*self.costs, StepCost(*cost)][-RECENT_STEPS:]
+            cost = StepCost(step - last_step, elapsed - last_elapsed, fixed, metrics.get("rollout/tokens", 0.0))
+            self.costs = [*self.costs, cost][-RECENT_STEPS:]
         self.step, self.phase, self.last_end, self.tokens = step, None, (elapsed, step), 0
         self.last_metrics = {**self.last_metrics, **metrics}
 
@@ -108,7 +108,7 @@ class ConsoleView:
 
 
 def compute_expected_tokens(costs: Sequence[StepCost]) -> float:
-    """Return the tokens that the next iteration samples: as many as the newest ones."""
+    """Estimate the number of tokens that the next iteration samples: the mean per iteration of the newest costs."""
     newest = costs[-NEWEST_STEPS:]
     return sum(cost.tokens for cost in newest) / max(1, sum(cost.steps for cost in newest))
 
@@ -116,8 +116,8 @@ def compute_expected_tokens(costs: Sequence[StepCost]) -> float:
 def estimate_seconds_left(costs: Sequence[StepCost], steps_left: int, tokens: int, seconds: float) -> float:
     """Estimate the remaining time of a run from the seconds per sampled token of its last iterations.
 
-    costs: of the last iterations, oldest first, at least one. steps_left: with the running iteration, in which `tokens`
-    were sampled in `seconds` so far. Without sampled tokens, all iterations count the same.
+    costs: of the last iterations, oldest first, at least one. steps_left: includes the running iteration, in which
+    `tokens` were sampled in `seconds` so far. Without sampled tokens, all iterations count the same.
 
     >>> costs = [StepCost(1, 30.0, 10.0, 100.0), StepCost(1, 50.0, 10.0, 200.0)]  # 10 s + 0.2 s per token
     >>> estimate_seconds_left(costs[1:], 2, 300, 5.0)
@@ -171,5 +171,5 @@ def format_plain_line(view: ConsoleView, metrics: Mapping[str, float], elapsed: 
         rows["val"] = f"val: {rows['val']}"
     if view.step == 0:  # the time of the start is not that of a step
         rows.pop("speed", None)
-    head = f"step {view.step:>{len(str(view.total_steps))}}" + f"/{view.total_steps}" * bool(view.total_steps)
+    head = f"step {view.step:>{len(str(view.total_steps))}}" + (f"/{view.total_steps}" if view.total_steps else "")
     return "   ".join(filter(None, [head, *rows.values(), view.format_time_left(elapsed)]))

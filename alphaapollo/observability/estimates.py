@@ -44,8 +44,8 @@ def compute_bootstrap_interval(
         counts = np.bincount(draws.ravel(), minlength=rows * num_problems).reshape(rows, num_problems).astype(float)
         with np.errstate(invalid="ignore"):  # a resample may have no value of a metric
             means[start : start + rows] = (counts @ filled) / (counts @ has_value)
-    enough = has_value.sum(axis=0) >= 2
+    has_interval = has_value.sum(axis=0) >= 2
     bounds = np.full((2, num_metrics), np.nan)
     tail = (1 - level) / 2
-    bounds[:, enough] = np.nanquantile(means[:, enough], [tail, 1 - tail], axis=0)
+    bounds[:, has_interval] = np.nanquantile(means[:, has_interval], [tail, 1 - tail], axis=0)
     return bounds

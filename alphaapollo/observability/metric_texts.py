@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-HEADLINES = (  # optimized metric and a metric beside it; the first pair whose optimized metric is logged counts
+HEADLINES = (  # (optimized metric, metric shown beside it): the first pair whose optimized metric is logged is used
     ("distill/divergence", "distill/agreement"),
     ("distill/reverse_kl", "distill/agreement"),
     ("reward/accuracy", "val/accuracy"),
     ("critic/score/mean", "val/reward"),
-    ("train/accuracy", "val/accuracy"),  # of preferences
+    ("train/accuracy", "val/accuracy"),  # preference training
     ("train/loss", "val/loss"),
     ("accuracy/chosen", "accuracy/oracle"),
 )

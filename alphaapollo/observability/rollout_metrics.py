@@ -85,7 +85,7 @@ def compute_rollout_metrics(
 
 
 def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
-    """Compute statistics of the number of sampled tokens per trajectory, and of the length of its first prompt."""
+    """Compute statistics of the number of sampled tokens and of the length of the first prompt, over trajectories."""
     quantiles = np.quantile(table.lengths, list(QUANTILES.values()))
     metrics = {
         "response_length/mean": float(table.lengths.mean()),
@@ -99,9 +99,9 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
         if table.has_accuracy and len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
     episodes = [sample.turns for sample in table.trajectories if sample.turns]
-    prompts = [len(min(turns, key=lambda turn: turn.answer_number).context_ids) for turns in episodes]
-    if prompts:
-        metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
+    first_lengths = [len(min(turns, key=lambda turn: turn.answer_number).context_ids) for turns in episodes]
+    if first_lengths:
+        metrics |= {"prompt_length/mean": float(np.mean(first_lengths)), "prompt_length/max": float(max(first_lengths))}
     return metrics
 
 
@@ -125,9 +125,9 @@ def _compute_tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute metrics of agents: rows besides the first, tokens that were reused instead of rendered, requests whose
-    history was rewritten or that were refused, programs that failed after an answer, and the rewards of single requests
-    by role. Means over trajectories."""
+    """Compute means over trajectories of agents: rows besides the first, tokens reused instead of rendered, requests
+    with a rewritten history, constrained and refused requests, programs that failed after an answer, turns that are not
+    trained on, and rewards of single requests by role."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns if "request" in turn.info]
     if not turns:
         return {}

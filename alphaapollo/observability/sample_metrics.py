@@ -108,8 +108,8 @@ def find_answer(turns: Sequence[JsonObject]) -> str | None:
 def read_sample_result(record: JsonObject) -> SampleResult:
     """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
-    steps = sum(turn["reward"] for turn in turns)
-    reward = math.nan if outcome.failed else float(record["reward"]) + steps
+    turn_rewards = sum(turn["reward"] for turn in turns)
+    reward = math.nan if outcome.failed else float(record["reward"]) + turn_rewards
     return make_sample_result(
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
@@ -183,7 +183,7 @@ def estimate_means(values: np.ndarray) -> list[Estimate | None]:
 
 
 def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
-    """Compute the mean of each metric over problems; NaN if no problem has a value. `pass@k_problems`: their number."""
+    """Compute the mean of each metric over the problems that have a value (`pass@k_problems`: their number), or NaN."""
     names, values = compute_metrics_per_problem(results, num_samples)
     means, counts = _compute_column_means_and_counts(values)
     problems = {f"{name}_problems": float(count) for name, count in zip(names, counts, strict=True) if "pass@" in name}

@@ -14,7 +14,7 @@ MIN_TOKENS, MAX_TOKENS = 128, 8192  # limits of the number of measured tokens
 
 
 def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> list[list[Row]]:
-    """Return the rows of each trajectory that this version's weights sampled at this temperature, unconstrained."""
+    """Return the rows of each trajectory that only weights of `version` sampled, at `temperature` and unconstrained."""
     return [
         trajectory.rows
         for trajectory in group.trajectories
@@ -26,18 +26,18 @@ def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> 
 
 
 def draw_rows(groups: Sequence[list[list[Row]]], seed: int, max_tokens: int | None = None) -> list[Row]:
-    """Draw rows until they have max_tokens, regardless of their content. None: the measured part of all tokens."""
+    """Draw rows until they have max_tokens, regardless of their content. None: all tokens / TOKEN_DIVISOR."""
     rows = [row for group in groups for trajectory in group for row in trajectory]
     drawn = [rows[index] for index in np.random.default_rng(seed).permutation(len(rows))]
     lengths = [len(row.token_ids) for row in drawn]
     if max_tokens is None:
         max_tokens = min(max(MIN_TOKENS, sum(lengths) // TOKEN_DIVISOR), MAX_TOKENS)
     count = int(np.searchsorted(np.cumsum(lengths), max_tokens))
-    return drawn[: count + 1]  # with the row that exceeds it, because it may be long
+    return drawn[: count + 1]  # includes the row that exceeds max_tokens, which may be long
 
 
 def compare_samples(group: Sequence[list[Row]]) -> np.ndarray:
-    """Return the sums of repetitions among the first turns of a group whose prompts are equal."""
+    """Return the sums of repetitions among those first turns of a group whose prompt is the first sample's prompt."""
     starts = [(row, row.response_start, row.turn_ends[0] + 1) for row, *_ in group]
     prompts = [list(row.token_ids[:start]) for row, start, _ in starts]
     turns = [(row.token_ids[start:end], row.logprobs[start:end]) for row, start, end in starts]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 CLOSE_SECONDS = 30.0  # time for the trackers to send what is left at the end of a run
-MAX_SAMPLES = 32  # of a validation
+MAX_SAMPLES = 32  # maximum number of samples of a validation that are sent
 SAMPLE_COLUMNS = ["step", "prompt", "text", "ground_truth", "reward", "outcome"]  # as in rollouts/
 
 

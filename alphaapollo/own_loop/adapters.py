@@ -28,7 +28,7 @@ ADAPTERS = "adapters"
 FORM = "adapter.json"
 """File with the form of a saved adapter, and the largest rank of the trainer that wrote it."""
 NAME = re.compile(r"[\w:-][\w.:-]*")
-KEPT_VERSIONS = 2  # published versions of an adapter whose folders a run keeps: requests may still use the earlier one
+KEPT_VERSIONS = 2  # newest versions of an adapter that a run keeps, because requests may still use the last but one
 
 
 @dataclass
@@ -81,15 +81,15 @@ class Adapters:
         return AdapterForm(rank or model.lora_rank, model.alpha if alpha is None else alpha, target_modules, seed)
 
     async def add(self, name: str, form: AdapterForm) -> None:
-        """Add an adapter to the training ranks. One of the same name is replaced."""
+        """Add an adapter to the training ranks. An adapter of the same name is replaced."""
         await self._policy.add_adapter(name, form)
         self.states[name] = AdapterState(form)
 
     async def remove(self, name: str) -> None:
-        """Remove an adapter from the training ranks. The model's own cannot be removed."""
+        """Remove an adapter from the training ranks. The model's own adapter cannot be removed."""
         if name == OWN:
             raise ValueError("the trainer's own adapter cannot be removed.")
-        self[name]  # raises ValueError if there is none
+        self[name]  # raises ValueError if there is no such adapter
         del self.states[name]
         self._current = None
         await self._policy.remove_adapter(name)
@@ -108,10 +108,10 @@ class Adapters:
         return self.version
 
     async def find(self, adapter: str | Path | None, engines: EngineGroup) -> Adapter | None:
-        """Return the version to sample with. None: the newest weights of the engine.
+        """Return the version to sample with, or None for the newest weights of the engine.
 
-        adapter: name of a published adapter, or folder of an adapter; None: the model without adapters. Raises
-        ValueError if the engines cannot load a folder, which they do when it is first used.
+        adapter: name of a published adapter, or folder of an adapter; None: the model without adapters. The engines
+        load a folder when it is first used. Raises ValueError if they cannot load it.
         """
         if adapter == OWN:
             return None
@@ -153,12 +153,12 @@ class Adapters:
         return self._config.trainer.folder.resolve() / "adapters"
 
     def remove_published(self) -> None:
-        """Remove the versions that an earlier process of the run has published, which no engine uses any more."""
+        """Remove the versions that an earlier process of the run has published. No engine uses them any more."""
         shutil.rmtree(self._published_folder, ignore_errors=True)
 
     def begin_publish(self, name: str, folder: str | Path | None) -> Adapter:
-        """Return the folder and version of an adapter that is published next. None: a folder of the run."""
-        self[name]  # raises ValueError if there is none
+        """Return the folder and version of an adapter that is published next. folder=None: a folder of the run."""
+        self[name]  # raises ValueError if there is no such adapter
         version = self.next_version()
         target = Path(folder or self._published_folder / name / f"v{version:06d}")
         if target.exists():
@@ -169,13 +169,13 @@ class Adapters:
         self, name: str, adapter: Adapter, publisher: WeightPublisher, update: WeightUpdate, expected: Sequence[float]
     ) -> float:
         """Load a version on the engines, and verify that they compute with it as the trainer does. Later requests use
-        it. Remove old versions from the run. Returns the difference of the probe's log-probs."""
+        this version. Removes old versions from the run. Returns the difference of the probe's log-probs."""
         folder, state = Path(adapter.folder), self[name]
         gap = await publisher.load_adapter(adapter, update, expected)
         state.published, state.trained_version = adapter, adapter.version
         if folder.parent == self._published_folder / name:
-            for old in sorted(folder.parent.glob("v*"))[:-KEPT_VERSIONS]:
-                shutil.rmtree(old)
+            for old_folder in sorted(folder.parent.glob("v*"))[:-KEPT_VERSIONS]:
+                shutil.rmtree(old_folder)
         self._remember(folder, adapter)
         return gap
 
@@ -213,7 +213,7 @@ class Adapters:
             await self.load(saved.name, saved)
 
     async def load(self, name: str, folder: Path, with_optimizer: bool = True) -> None:
-        """Add an adapter as it was saved. One of the same name is replaced. Raises ValueError if it cannot be read."""
+        """Add a saved adapter. An adapter of the same name is replaced. Raises ValueError if it cannot be read."""
         restore_folder(folder)
         if damage := await asyncio.to_thread(find_damage, folder):
             raise ValueError(f"the adapter {folder} cannot be loaded: {damage[0]}.")
@@ -238,6 +238,6 @@ class Adapters:
 
 
 def _read_time(folder: Path) -> int:
-    """Return when the weights in an adapter's folder were written, in nanoseconds; 0 if there are none."""
+    """Return when the weights in an adapter's folder were written, in nanoseconds; 0 without weights."""
     file = folder / "adapter_model.safetensors"
     return file.stat().st_mtime_ns if file.is_file() else 0

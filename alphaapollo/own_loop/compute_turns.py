@@ -60,12 +60,12 @@ class ComputeTurns:
     async def replace_engine(self, death: WorkerDied) -> None:
         """Replace an engine that died (WeightPublisher.replace_engine), in a turn of the ranks."""
         publisher = self._session.require_publisher()
-        turn = self.use_ranks() if publisher.on_cpus else nullcontext()  # on shared GPUs, the caller may use the ranks
+        turn = self.use_ranks() if publisher.on_cpus else nullcontext()  # on GPUs, the caller may hold the lock already
         async with turn:
             await publisher.replace_engine(death)
 
     async def publish(self) -> dict[str, float]:
-        """Publish the model's own weights, in a turn of the ranks. Returns metrics of the weight sync."""
+        """Publish the model's own weights. Call it in a turn of the ranks. Returns metrics of the weight sync."""
         self._session.require_publisher()
         state, version = await self._adapters.use(OWN), self._adapters.next_version()
         state.trained_version = version

@@ -19,7 +19,7 @@ from alphaapollo.types import LONGER_PROMPT, Row
 
 
 def check_loss(config: Config, loss: PolicyLoss | None, rows: Sequence[Row]) -> None:
-    """Raise ValueError if a loss (None: a function) cannot be computed on rows with these settings."""
+    """Raise ValueError if a policy loss (None: a user's function) cannot be computed on rows with these settings."""
     correction, name = config.algorithm.rollout_correction, f"loss={loss and loss.name}"
     if config.uses_trpo and not (loss and loss.is_surrogate):
         raise ValueError(
@@ -90,9 +90,9 @@ def make_columns(
         old = layout.join_columns([rows_of_rank.rollout_logprobs for rows_of_rank in rank_rows])
     loss_weights, sequence_weights = compute_row_weights(rows, loss, config, denominator, groups)
     divergence_weights = None
-    if config.teacher.uses_self_teacher:  # a mean over the rows with a second prompt
-        has_prompt = [bool(row.columns.get(LONGER_PROMPT)) for row in rows]
-        divergence_weights, _ = compute_row_weights(rows, loss, config, denominator, groups, has_prompt)
+    if config.teacher.uses_self_teacher:  # its loss is a mean over the rows with a longer prompt
+        has_longer_prompt = [bool(row.columns.get(LONGER_PROMPT)) for row in rows]
+        divergence_weights, _ = compute_row_weights(rows, loss, config, denominator, groups, has_longer_prompt)
     columns = {
         "advantages": join("advantages"),
         "old_logprobs": old,

@@ -57,7 +57,7 @@ class RowReader:
 
     max_length: int | None  # tokens that the model reads at most; None: unknown
     vocabulary_size: int
-    excluded: tuple[int, ...] = ()  # ids that are never sampled, so they are no targets
+    excluded: tuple[int, ...] = ()  # ids that are never sampled, so they cannot be targets
 
     @classmethod
     def for_model(cls, model: Model) -> RowReader:

@@ -22,15 +22,15 @@ def check_engine_log_probs(rows: Sequence[Row], temperature: float, fix: str = "
 
 def check_first_ratio(rows: Sequence[Row], logprobs: Sequence[np.ndarray], version: int | None, limit: float) -> None:
     """Raise WeightSyncError if weights of `version` sampled all rows, but the trainer's log-probs [T] with these
-    weights differ from the engine's by more than `limit` nats in the mean over tokens; few tokens may differ more."""
+    weights differ from the engine's by more than `limit` nats in the mean over tokens, or a bit more for few tokens."""
     if any({sampled for sampled, _ in row.weight_versions} != {version} for row in rows):
         return
     mask = np.concatenate([row.action_mask for row in rows]) != 0
     trainer, engine = (np.concatenate(values)[mask] for values in (logprobs, [row.logprobs for row in rows]))
-    gap, limit = np.abs(trainer - engine).mean(), limit * (1 + 3 / len(engine) ** 0.5)
-    if not gap <= limit:  # also true if it is NaN
+    gap, tolerance = np.abs(trainer - engine).mean(), limit * (1 + 3 / len(engine) ** 0.5)
+    if not gap <= tolerance:  # also true if the gap is NaN
         raise WeightSyncError(
             f"the ratio to the engine's policy is not 1 before the first step: mean log-prob of {len(engine)} tokens "
             f"is {trainer.mean():.5g} under the trainer and {engine.mean():.5g} under the engine, with equal weights "
-            f"(mean difference {gap:.2g} nats, tolerance {limit:.0e}). Train on the rows as they were sampled."
+            f"(mean difference {gap:.2g} nats, tolerance {tolerance:.0e}). Train on the rows as they were sampled."
         )

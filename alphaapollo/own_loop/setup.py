@@ -99,12 +99,12 @@ def load_loop_config(settings: Settings, overrides: Sequence[str], engines: int 
     settings_words = format_settings(settings, Config) if isinstance(settings, Mapping) else ["--config", str(settings)]
     words = ["trainer.experiment_name=own_loop", *map(expand_key, [*settings_words, *overrides])]
     config, user_settings = load_config_and_user_settings(Config, "ppo", words)
-    is_small = (ranks or config.trainer.num_ranks) == 1 and (engines or 1) == 1 and not os.environ.get("RAY_ADDRESS")
+    is_local = (ranks or config.trainer.num_ranks) == 1 and (engines or 1) == 1 and not os.environ.get("RAY_ADDRESS")
     values = {
         "algorithm.adv_estimator": NO_ESTIMATOR,
         "actor_rollout_ref.rollout.num_engines": engines or None,
         "trainer.n_gpus_per_node": ranks,
-        "trainer.controller": "local" if is_small and "trainer.controller" not in user_settings.keys else None,
+        "trainer.controller": "local" if is_local and "trainer.controller" not in user_settings.keys else None,
     }
     for key, value in values.items():
         config = config if value is None else replace_value(config, key, value)

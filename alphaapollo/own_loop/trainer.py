@@ -51,7 +51,7 @@ def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) ->
 async def _call_verb(
     verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], verbs: Verbs, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call a verb, and count its time, which includes that of the verbs that it calls."""
+    """Call a verb, and count its time, including the verbs that it calls."""
     with verbs.timer(verb.__name__):
         return await verb(verbs, *args, **kwargs)
 
@@ -70,7 +70,7 @@ class Trainer:
     """
 
     def __init__(self, settings: Settings, *overrides: str, engines: int | None = None, ranks: int | None = None):
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle OpenMP threads sleep
         self.config, self._has_engines = load_loop_config(settings, overrides, engines, ranks), engines != 0
         self._verbs, self._stop = Future[Verbs](), threading.Event()
         self._failure: BaseException | None = None  # why the workers have ended
@@ -147,7 +147,7 @@ class Trainer:
         self._loop_error, environment = error, dict(os.environ)
         self._stop.set()
         self._thread.join()  # the thread restores the environment variables of its start
-        os.environ.update(environment.items() - self._environment.items())
+        os.environ.update(environment.items() - self._environment.items())  # keep the changes of the caller's block
         for name in self._environment.keys() - environment:
             os.environ.pop(name, None)
 

@@ -18,7 +18,7 @@ class VerbTimer:
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock, self._last = clock, clock()
         self._running, self._seconds = Counter[str](), defaultdict[str, float](float)
-        self.tokens = 0  # sampled since the last `take_metrics`
+        self.tokens = 0  # number of tokens sampled since the last `take_metrics`
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:

@@ -55,7 +55,7 @@ class Verbs:
         self._publisher, self._plan, self._renderer, self._reader = session.publisher, plan, renderer, reader
         self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
         self._turns = ComputeTurns(session, self.adapters, plan.placement.shares_gpus)
-        self.state: JsonObject = {}  # of the user
+        self.state: JsonObject = {}  # the user's values (Trainer.state)
         self.timer, self._step_metrics = VerbTimer(), dict[str, float]()
         self._needs_export = False
 
@@ -71,7 +71,7 @@ class Verbs:
             self.state.update(read_state(checkpoint))
             self._needs_export = not start.has_exported_model()
             await self.adapters.load_all(checkpoint / ADAPTERS)
-        self.timer = VerbTimer()
+        self.timer = VerbTimer()  # without the time of the start
 
     async def finish(self) -> None:
         """Export the model if trainer.export_hf is set and the trainer's own weights were trained or loaded."""
@@ -118,7 +118,7 @@ class Verbs:
         """Run n episodes per prompt, with the configured rewards, tools and limits. environment: class or registered
         name; None: env.env_name. Other arguments and result as for `sample`."""
         async with self._turns.use_engines():
-            chosen = await self.adapters.find(adapter, self._workers.engines)
+            served = await self.adapters.find(adapter, self._workers.engines)
         data, rollout, renderer = self._config.data, self._plan.rollout, self._renderer
         tasks = [item if isinstance(item, Prompt) else Prompt(number, "", item) for number, item in enumerate(prompts)]
         lengths = [length for task in tasks for length in renderer.count_prompt_tokens([task])]
@@ -126,12 +126,12 @@ class Verbs:
         check_length_limit(lengths, names, "prompts", "data.max_prompt_length", limit, data.truncation)
         factory = get_environment_spec(environment).factory if isinstance(environment, str) else environment
         pickled = pickle_by_value("environment", factory, [factory]) if factory else b""
-        self.progress.prompts_consumed += seed is None
-        position = self.progress.prompts_consumed if seed is None else -1 - seed
+        self.progress.prompts_consumed += 1 if seed is None else 0
+        position = self.progress.prompts_consumed if seed is None else -1 - seed  # determines the samples
         temperature = rollout.temperature if temperature is None else temperature
         shared = max_tokens or data.max_response_length, temperature, rollout.top_p, rollout.top_k
         seeds = derive_seeds(self._config.trainer.seed, [task.id for task in tasks])
-        samplings = [Sampling(*shared, seed=task_seed, adapter=chosen) for task_seed in seeds]
+        samplings = [Sampling(*shared, seed=task_seed, adapter=served) for task_seed in seeds]
         requests = [GroupRequest(task, n, samplings[i], position, environment=pickled) for i, task in enumerate(tasks)]
         async with self._turns.sample():
             with self.timer(GENERATE):
@@ -150,9 +150,9 @@ class Verbs:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: most
         probable tokens per position to return beside the sampled one. scores_prompt: also score the prompt."""
         async with self._turns.use_engines():
-            chosen = await self.adapters.find(adapter, self._workers.engines)
+            served = await self.adapters.find(adapter, self._workers.engines)
         requests = [
-            HttpSampling(replace(item, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
+            HttpSampling(replace(item, adapter=served), num_top=num_top, scores_prompt=scores_prompt and number == 0)
             for number, item in enumerate(sampling)
         ]
         async with self._turns.sample():
@@ -173,11 +173,11 @@ class Verbs:
         """Compute a loss, and add its gradients to those of earlier calls. If it raises, they are unchanged.
 
         Args:
-            loss: cross_entropy, a policy loss (docs/algorithms) with the columns advantages and, by default those of
-                the engine, old_logprobs, or a LossFunction. Its columns include `mask` (trained tokens) and `weights`.
+            loss: cross_entropy; or a policy loss (docs/algorithms), with the columns advantages and old_logprobs (by
+                default the engine's); or a LossFunction, whose columns include `mask` (trained tokens) and `weights`.
             denominator: of the weighted sum over all tokens (or rows, for a policy loss of rows); None: the number of
                 trained tokens, or for a policy loss the weights of actor.loss_agg_mode.
-            groups: group of each row. The rows of a group are in one call of the function, one after the other.
+            groups: group of each row. A LossFunction gets all rows of a group in one call, one after the other.
             adapter: name of the adapter to train (add_adapter).
             columns: for each row a number, or a number per token.
         """
@@ -202,12 +202,12 @@ class Verbs:
         kl_coef = self.progress.policy_kl_coef if config.actor_rollout_ref.actor.policy_loss.adapts_kl_coef else None
         if kl_coef is not None and adapter != OWN:
             raise ValueError("actor.policy_loss adapts one KL coefficient, for one adapter. Leave adapter out.")
-        has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in checked[0].columns
+        has_engine_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in checked[0].columns
         async with self._turns.use_ranks(adapter):
             batches = layout.rank_batches
             metrics, values = await self._workers.policy.accumulate(batches, inputs, sent_loss, divisor, kl_coef)
             state.num_accumulated, logprobs = state.num_accumulated + 1, split_by_row(layout, checked, values)
-            if has_ratio and self._publisher:
+            if has_engine_ratio and self._publisher:
                 limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)
                 check_first_ratio(checked, logprobs, state.trained_version, limit)
         return GradientResult(metrics.pop("loss"), num_tokens, logprobs, metrics)
@@ -254,9 +254,9 @@ class Verbs:
     async def publish(self, adapter: str = OWN, folder: str | Path | None = None) -> dict[str, float]:
         """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync.
 
-        adapter: name of an adapter, which the engines then serve beside others; requests that run keep their version.
-        folder: where this version of the adapter is written in peft's format, to sample from it also later
-        (`sample(adapter=folder)`); None: a folder of the run that later versions replace.
+        adapter: name of an adapter, which the engines then serve beside others; running requests keep their version.
+        folder: where this version of the adapter is written in peft's format, so that you can sample from it later, too
+        (`sample(adapter=folder)`); None: a folder of the run, which is removed when later ones exist.
         """
         if adapter == OWN:
             if folder is not None:
@@ -307,7 +307,7 @@ class Verbs:
         if progress.validation:
             writer.checkpoints.check_keep_best_metric(progress.validation)
         async with self._turns.use_ranks():
-            if not name:  # the loop may have loaded an earlier checkpoint
+            if not name:  # later checkpoints exist if the loop has loaded an earlier one
                 writer.checkpoints.move_later_checkpoints_aside(progress.step)
             folder = writer.checkpoints.begin_checkpoint(progress.step, name or "")
             await writer.save_and_wait(folder)
@@ -342,7 +342,7 @@ class Verbs:
         seed: int = 0,
     ) -> None:
         """Add a LoRA adapter with its own weights, gradients and optimizer. lora_rank (at most the configured one),
-        lora_alpha: None: as configured. target_modules: names of layers; empty: all that have adapters."""
+        lora_alpha: None: as configured. target_modules: names of layers; empty: all adapted layers."""
         form = self.adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
         async with self._turns.use_ranks():
             await self.adapters.add(name, form)
@@ -378,21 +378,21 @@ class Verbs:
     ) -> dict[str, float]:
         """Answer prompts, always with the same seeds, and return metrics such as val/accuracy. Without `reward`, the
         configured environment scores the answers."""
-        sampling = prompts, n, max_tokens, temperature
-        sampled = self.sample(*sampling, reward, seed=0) if reward else self.rollout(*sampling, seed=0)
-        return compute_group_metrics(await sampled, "")
+        arguments = prompts, n, max_tokens, temperature
+        groups = await (self.sample(*arguments, reward, seed=0) if reward else self.rollout(*arguments, seed=0))
+        return compute_group_metrics(groups, "")
 
     async def log(
         self, step: int, groups: Sequence[TrajectoryGroup] = (), metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Write `metrics`, with names like train/loss, those of the groups, learning rate and gradient norm of the last
-        optim_step and the time of each verb to metrics.jsonl and the trackers, and the groups to rollouts/."""
+        """Log `metrics` (names like train/loss), metrics of the groups, learning rate and gradient norm of the last
+        optim_step, and the time of each verb to metrics.jsonl and the trackers. Write the groups to rollouts/."""
         if wrong := [name for name in metrics or {} if "/" not in name]:
             raise ValueError(f"the metric {wrong[0]!r} has no group. Name it group/name, e.g. train/{wrong[0]}.")
         logged, self._step_metrics = self._step_metrics, {}
         if groups:
             logged |= compute_rollout_metrics(groups, groups, 1, 0.0)
-            del logged["rollout/tokens_per_second"]  # of all samples, also of others than `groups`
+            del logged["rollout/tokens_per_second"]  # take_metrics returns the speed of all samples
             self._session.rollout_log.write(step, groups)
         logged |= {**self.timer.take_metrics(), **(metrics or {})}
         self.progress.step = step

@@ -1,7 +1,7 @@
 """Write, list, verify and remove the checkpoints of a run. A checkpoint is complete or does not exist.
 
-Run folders, checkpoints and recordings have one format number for all their files, in format.json. A folder without it
-has format 0, whose files are those of format 1.
+Run folders, checkpoints and recordings have one format number for all their files, in format.json. A folder without
+this file has format 0, whose other files are those of format 1.
 
 checkpoints/step_000020/   format.json  inputs.json  progress.json  manifest.json  policy/  critic/  (or model/)
 checkpoints/.writing_step_000040/   checkpoint that is being written; it is renamed when it is complete
@@ -42,7 +42,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
 FORMAT = 3  # formats 2 and 3 changed the files of rollout groups, in recordings and checkpoints with data.reuse
-"""Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""
+"""Increase it if older versions cannot read new folders, or newer versions cannot read old ones (CONTRIBUTING.md)."""
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""
 INPUTS, FORMAT_FILE = "inputs.json", "format.json"
@@ -60,7 +60,7 @@ def write_format(folder: Path) -> None:
 
 
 def check_format(folder: Path) -> None:
-    """Raise ValueError if a newer version wrote the folder. Every command calls it before it reads a folder."""
+    """Raise ValueError if a newer version wrote the folder. Commands check each folder before they read the folder."""
     number, version = 0, ""
     with suppress(OSError, ValueError, TypeError, LookupError, OverflowError):  # find_damage reports damage
         written = read_json(folder / FORMAT_FILE)
@@ -92,7 +92,7 @@ class RunProgress:
     """Base class of the driver's state in a checkpoint. `step`: number of complete iterations."""
 
     step: int = 0
-    compared_metric: str | None = field(default=None, kw_only=True)  # trainer.early_stopping_metric of the next fields
+    compared_metric: str | None = field(default=None, kw_only=True)  # early-stopping metric of the next fields
     best_value: float | None = field(default=None, kw_only=True)
     validations_without_improvement: int = field(default=0, kw_only=True)  # consecutive
 
@@ -140,15 +140,15 @@ class CheckpointFolder:
         """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints."""
         write_manifest(folder)
         completed = self.folder / folder.name.removeprefix(".writing_")
-        replaced = _prepare_removal(completed)  # may exist after a resume from an older checkpoint
+        replaced = _prepare_removal(completed)  # it may exist after a resume from an older checkpoint
         folder.rename(completed)
         _sync_to_disk(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
         if self.keep is not None:
             best = self.find_best()
-            for old in self.list_completed()[: -self.keep]:
-                if old != best:
-                    shutil.rmtree(_prepare_removal(old))
+            for checkpoint in self.list_completed()[: -self.keep]:
+                if checkpoint != best:
+                    shutil.rmtree(_prepare_removal(checkpoint))
         return completed
 
     def find_best(self) -> Path | None:
@@ -181,13 +181,13 @@ class CheckpointFolder:
 
 
 def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, float]) -> None:
-    """Raise ValueError if the metrics of a validation lack the one named by a configuration key, although its samples
-    have scores."""
-    has_failed = any(
+    """Raise ValueError if the metrics of a validation lack the metric that a configuration key names, although its
+    samples have scores."""
+    lacks_scores = any(
         name.startswith(("val/failed", "val/suite")) and "/failed" in name and value == 1
         for name, value in metrics.items()
     )
-    if metric is not None and metric not in metrics and not has_failed:
+    if metric is not None and metric not in metrics and not lacks_scores:
         raise ValueError(
             f"{key}={metric} is not a metric of this run's validation. Set it to one of {', '.join(sorted(metrics))}."
         )
@@ -262,7 +262,7 @@ def _hash_file(path: Path) -> tuple[int, str]:
 
 
 def _prepare_removal(folder: Path) -> Path:
-    """Rename a checkpoint, if it exists, so that no incomplete checkpoint can be left. Returns the folder to remove."""
+    """Rename a checkpoint, if it exists, so that a kill leaves no incomplete one. Returns the folder to remove."""
     removing = folder.with_name(f".removing_{folder.name}")
     shutil.rmtree(removing, ignore_errors=True)
     if folder.exists():
@@ -275,7 +275,7 @@ def move_aside(folder: Path) -> Path | None:
     if not folder.exists():
         return None
     moved = folder.rename(_find_free_path(folder))
-    (moved / STATUS).unlink(missing_ok=True)  # of the command that moves the folder
+    (moved / STATUS).unlink(missing_ok=True)  # status of the command that moves the folder
     return moved
 
 

@@ -12,8 +12,8 @@ from typing import Any
 class ExportFormat:
     """Format NAME of `alphaapollo export RUN [OUT] --NAME [TYPE]`: one file *.NAME with a policy, merged."""
 
-    types: tuple[str, ...]  # of the weights in a file; the first one is the default
-    help: str  # of the option --NAME
+    types: tuple[str, ...]  # types of the weights in a file; the first type is the default
+    help: str  # help text of the option --NAME
     check: str  # module:function(None or the PretrainedConfig of a model), raises ValueError if unsupported
     write: str  # module:function, called with model folder, file, type, run's name and base model's hub id or ""
 

@@ -1,4 +1,4 @@
-"""Files of rollout groups and other values of a run, in msgpack. Reading one runs no code and trusts no number in it.
+"""Files of rollout groups and other values of a run, in msgpack. A reader runs no code and trusts no number of a file.
 
     dataclasses     maps of their fields; the reader builds them from the annotated types
     arrays          extension types; an array that several objects share, e.g. of an image, is stored once
@@ -107,7 +107,7 @@ def _build(kind: Any, value: Any) -> Any:
         return kind(**{name: _build(types[name], field) for name, field in value.items() if name in types})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    if origin in (Union, UnionType):
+    if origin in (Union, UnionType):  # a dict is the union's dataclass, a list its list or tuple
         is_match = is_dataclass if isinstance(value, dict) else lambda part: get_origin(part) in (list, tuple)
         chosen = next(filter(is_match, parts), None) if isinstance(value, dict | list) else None
         return value if chosen is None else _build(chosen, value)
@@ -126,7 +126,7 @@ def _read_field_types(kind: type) -> dict[str, Any]:
 
 
 def _convert_pickle(path: str) -> bytes:
-    """Convert a pickle in a process of its own, because a damaged one may crash it."""
+    """Convert a pickle in a process of its own, because a damaged pickle may crash the process."""
     command = make_module_command("alphaapollo.runs.old_group_files", path)
     process = subprocess.run(command, env=make_subprocess_environ(), capture_output=True, stdin=subprocess.DEVNULL)
     if process.returncode < 0:

@@ -1,7 +1,7 @@
 """Digests of the content of a run's inputs: data files, the user's Python files, and files of models and tokenizers.
 
 A checkpoint has them in inputs.json, so that a resumed run notices what has changed under the same path. plan.json has
-those of the newest start, for the report and the viewer.
+the digests of the newest start, for the report and the viewer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRAIN_FILES = "data.train_files"
 WEIGHTS = (".safetensors", ".bin", ".pt")
 MODEL_FILES = (*WEIGHTS, *MODEL_TEXTS)
 PACKAGE = 5  # ModuleFinder's code for a package
-MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of files with weights
+MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # for files with weights
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _find_commit(hub_id: str) -> str:
 
 
 class _Finder(ModuleFinder):
-    """ModuleFinder that also reads folders without __init__.py, on which Python's own fails with AttributeError."""
+    """ModuleFinder that also reads folders without __init__.py, on which the base class fails with AttributeError."""
 
     def find_module(self, name: str, path: Any, parent: Module | None = None) -> Any:
         spec = PathFinder.find_spec(name, path or self.path)

@@ -39,12 +39,12 @@ class JsonlTracker:
 
 
 def _remove_lines_after(path: Path, step: int) -> list[str]:
-    """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after the resumed one, `step`. 0 (a
-    new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
+    """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after `step`; all lines for step 0 (a
+    new run). Returns a notice about lines that cannot be parsed, except an unfinished last line."""
     lines = _read_lines(path, keepends=True) if step else []
     steps = [_parse_step(line) for line in lines]
     replace_file(path, [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step])
-    damaged = [str(number) for number, at in enumerate(steps, 1) if at is None and lines[number - 1].endswith(b"\n")]
+    damaged = [str(i + 1) for i, at in enumerate(steps) if at is None and lines[i].endswith(b"\n")]
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 
@@ -54,7 +54,7 @@ def _read_lines(path: Path, keepends: bool = False) -> list[bytes]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics.jsonl, without a last one that a kill has left unfinished. Raises OSError without a
+    """Read the lines of a metrics.jsonl, without a last line that a kill has left unfinished. Raises OSError without a
     file, and ValueError if a line is damaged."""
     lines = _read_lines(path)
     return [parse_json(line) for line in lines if line.endswith(b"}")]

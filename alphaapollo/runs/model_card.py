@@ -49,7 +49,7 @@ def format_model_card(
     parts = [
         format_card_head(base_model, is_adapter, [kind.replace(" ", "-")]),
         f"# {run.name}",
-        f"The {'LoRA adapter of the ' * is_adapter}{role} of a run of alphaapollo's {command} ({kind}), after "
+        f"The {'LoRA adapter of the ' if is_adapter else ''}{role} of a run of alphaapollo's {command} ({kind}), after "
         f"iteration {step}. It was trained from {shorten_path(base_model)}.",
         "## Keys that differ from the defaults\n\n"
         + _format_table(("key", "value"), [(f"`{k}`", f"`{v}`") for k, v in list_non_default_keys(saved, command)]),

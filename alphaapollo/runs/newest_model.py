@@ -1,4 +1,4 @@
-"""Find the newest model of a run and its generation settings. Every command that takes a model's path uses it."""
+"""Find the newest model of a run and its generation settings. Used by every command that takes a model's path."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def has_complete_weights(folder: Path) -> bool:
 
 
 def _find_merged_model(adapter: Path) -> RunModel:
-    """Return the model with an adapter merged into its base model, or converted from verl. Its folder is named after
-    the content of the files."""
+    """Return the model with an adapter merged into its base model, or converted from verl. The model's folder is named
+    after the content of the adapter's or verl's files."""
     digest = hashlib.sha256()
     for file in filter(Path.is_file, find_verl_shards(adapter) or sorted(adapter.glob("adapter_*"))):
         digest.update(digest_file(file).encode())
@@ -100,11 +100,11 @@ def _find_run_of_model(model: Path) -> Path:
 def make_generation_config_values(run_model: RunModel) -> JsonObject:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
     limits. Graders are left out. Without a run, the model's generation_config.json has the sampling settings."""
-    is_known = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()
-    saved = read_saved_config(run_model.run_folder) if is_known else {}
+    has_run = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()
+    saved = read_saved_config(run_model.run_folder) if has_run else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     single_engine = {"num_engines": 1, "router_replay": False, "lora": "merged"}
-    sampling = role.get("rollout", {}) if is_known else read_sampling_settings(str(run_model.model_folder))
+    sampling = role.get("rollout", {}) if has_run else read_sampling_settings(str(run_model.model_folder))
     rollout = {name: value for name, value in sampling.items() if name != "gpu_memory_utilization"}
     merged = {"path": str(run_model.model_folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
     values = {
@@ -132,7 +132,7 @@ def export_newest_model(newest: RunModel, trust_remote_code: bool = False, trust
     if newest.source is None:
         return
     keys = [format_override("checkpoint", str(newest.source)), format_override("output", str(newest.model_folder))]
-    keys += ["trust_remote_code=true"] * trust_remote_code
+    keys += ["trust_remote_code=true"] if trust_remote_code else []
     command = make_module_command("alphaapollo.trainer.main_export", *keys)
     if subprocess.run(command, env=make_subprocess_environ(), check=False).returncode:
         hint = f" Here, {trust_key}=true stands for trust_remote_code=true." if trust_key else ""

@@ -26,7 +26,7 @@ ALLOWED = {
     "json": ("loads",),
 }
 DTYPE = re.compile(r"[biufcUSO]\d+")
-BASE_MEMORY, MEMORY_PER_BYTE = 2 << 30, 30  # limit of the process's memory, by the size of the file
+BASE_MEMORY, MEMORY_PER_BYTE = 2 << 30, 30  # limit of the process's memory in bytes, and per byte of the file
 
 
 class DType:
@@ -47,7 +47,7 @@ class DType:
 
 
 class Array:
-    """Placeholder for a numpy array whose state follows. A list, if its elements are objects."""
+    """Placeholder for a numpy array whose state follows. The value is a list if its elements are objects."""
 
     value: Any = None
 

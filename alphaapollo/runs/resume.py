@@ -65,18 +65,18 @@ class StartPoint:
         if self.replaces_previous_run:
             return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
         changes = [change for change in self.config_changes if change.verdict != "ignored"]
-        since = [f"changed since the earlier start: {change}" for change in changes]
+        differences = [f"changed since the earlier start: {change}" for change in changes]
         if self.has_other_data:
-            since.append("the training data has changed: a new order of its rows and new pass rates begin.")
+            differences.append("the training data has changed: a new order of its rows and new pass rates begin.")
         damaged = [f"skipped, because it is damaged: {message}." for message in self.damaged_checkpoints]
         if self.checkpoint is None:
-            return since
+            return differences
         completed = list_checkpoints(self.folder)
         later = [path.name for path in completed if parse_step(path) > self.step]
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
         repeated = f"; iterations {self.step + 1} to {self.last_logged_step} are repeated"
         resumes = f"resumes from {self.checkpoint}{repeated if self.last_logged_step > self.step else ''}."
-        return [*damaged, resumes, *aside, *since]
+        return [*damaged, resumes, *aside, *differences]
 
     @property
     def has_other_data(self) -> bool:
@@ -109,7 +109,7 @@ class StartPoint:
 
 
 def format_completed_run_message(steps: int, early_end: str) -> str:
-    """Return the message for a run that is already complete, which says how to continue training. early_end: why it
+    """Return the message for a run that is already complete: it says how to continue training. early_end: why the run
     ended before its last iteration; empty if it did not."""
     change = "change this key" if early_end else "raise trainer.total_training_steps or trainer.total_epochs"
     return (
@@ -214,14 +214,14 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
 def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the changes of keys and files since the last start of the run in `folder`, whose inputs had the digests
     `earlier`. Raises ValueError if a changed key identifies the run, unless `folder` is that of another run."""
-    is_own = folder == config.trainer.folder
-    if not is_own and find_saved_config(folder)[0] is None:
+    is_own_run = folder == config.trainer.folder
+    if not is_own_run and find_saved_config(folder)[0] is None:
         return []
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
     with_other_data = getattr(config.trainer, "resume_with_other_data", False)
     judged = []
     for change in find_content_changes(config, changes, earlier, now):
-        is_allowed = not is_own or (with_other_data and change.reason == CHANGES_DATA.reason)
+        is_allowed = not is_own_run or (with_other_data and change.reason == CHANGES_DATA.reason)
         judged.append(replace(change, verdict="applied") if change.verdict == "refused" and is_allowed else change)
     refused = [change for change in judged if change.verdict == "refused"]
     if refused:
@@ -235,7 +235,7 @@ def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests,
         if all(change.reason == CHANGES_DATA.reason for change in refused):
             hints.append("To resume with the changed data, set trainer.resume_with_other_data=true.")
         raise ValueError(f"{folder} cannot be resumed with these changes: {', '.join(different)}. {' '.join(hints)}")
-    return judged if is_own else [change for change in judged if change.key not in FOLDER_KEYS]
+    return judged if is_own_run else [change for change in judged if change.key not in FOLDER_KEYS]
 
 
 def check_folder_belongs_to_command(config: EvalConfig) -> None:

@@ -61,7 +61,7 @@ SIGNATURES = {
 
 
 class TrainedRow(NamedTuple):
-    """What the trainer computed for the response of one token sequence, which starts at its first sampled token.
+    """What the trainer computed for the response of one token sequence. A response starts at the first sampled token.
 
     Arrays: float32 [response tokens]. Values of tokens that the model did not sample mean nothing.
     """
@@ -167,7 +167,7 @@ def find_image_extension(data: bytes) -> str:
 
 
 def name_image(encoded_image: EncodedImage) -> str:
-    """Return the name of an image in a log, e.g. images/0a1b...png; the path itself of a file that cannot be read."""
+    """Return the name of an image in a log, e.g. images/0a1b...png, or the given path if the file cannot be read."""
     try:
         data = read_image_bytes(encoded_image)
     except OSError:
@@ -176,10 +176,10 @@ def name_image(encoded_image: EncodedImage) -> str:
 
 
 def save_image(folder: Path, encoded_image: EncodedImage) -> str:
-    """Write an image to the subfolder `images` of a log's folder, unless it exists. Returns its name_image."""
+    """Write an image to the subfolder `images` of a log's folder, unless it exists. Returns its name (name_image)."""
     name = name_image(encoded_image)
     path = folder / name
-    if name != encoded_image and not path.exists():
+    if name != encoded_image and not path.exists():  # equal: the file cannot be read
         path.parent.mkdir(exist_ok=True)
         replace_file(path, [read_image_bytes(encoded_image)])
     return name
@@ -196,8 +196,8 @@ def replace_images(content: Any, name: Callable[[EncodedImage], str] = name_imag
 
 
 def describe_prompt(prompt: Prompt) -> JsonObject:
-    """Return what a log has about the row of a prompt: the columns that give the prompt again when the log is read as
-    data (data/prompts.py), except its text, and its digest, `prompt_digest`."""
+    """Return the columns of a prompt's data row in a log, and its digest as `prompt_digest`. If the log is read as data
+    (data/prompts.py), these columns and the logged text give the same prompt."""
 
     def convert(value: Any) -> Any:
         shown = to_json_value(value)
@@ -231,7 +231,7 @@ def format_trajectory_lines(
         prompt_columns = describe_prompt(group.prompt)
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = make_trajectory_record(step, group.prompt, trajectory, show_image) | prompt_columns
-            # msgspec encodes the rows, most of a line, because it blocks the loop less. It writes null for NaN, too.
+            # msgspec encodes the rows, which are most of a line: it blocks the loop less. It also writes null for NaN.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
             redacted = redact_values(_replace_nan(record), secrets)
             line = json.dumps(

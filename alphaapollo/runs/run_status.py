@@ -22,14 +22,14 @@ class RunStatus:
     since: float = 0.0  # start of the phase in this iteration
     written: float = 0.0
     step: int = 0  # completed iterations
-    tokens: int = 0  # sampled in the running iteration, by groups that have finished
-    expected_tokens: float = 0.0  # of the running iteration; 0: unknown
+    tokens: int = 0  # sampled in the finished groups of the running iteration
+    expected_tokens: float = 0.0  # expected in the running iteration; 0: unknown
     seconds_left: float | None = None  # None: unknown
     pid: int = 0
 
 
 def write_run_status(folder: Path, status: RunStatus) -> None:
-    """Write status.json. Raises OSError, also if the folder does not exist yet."""
+    """Write status.json. Raises OSError, e.g. if the folder does not exist yet."""
     replace_file(folder / STATUS, [msgspec.json.encode(status)])
 
 

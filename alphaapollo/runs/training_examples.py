@@ -3,7 +3,7 @@
     {"data_source": "maths", "margin": 0.0, "rows": [{"label": "chosen", "ref_logp": -3.2,
                                                       "parts": [[4, false, "7 + 7?"], [2, true, "14<|im_end|>"]]}, ...]}
 
-A part is a run of tokens that are all trained on, or all not: number of tokens, whether they are trained on, text.
+A part has consecutive tokens, of which all or none are trained on: number of tokens, whether they are trained on, text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaapollo.runs.record_files import read_records, write_records
 from alphaapollo.types import Row
 
 EXAMPLES = "examples.jsonl"
-NUM_LOGGED = 32
+NUM_LOGGED = 32  # maximum number of examples in the file
 
 
 class ExampleRow(msgspec.Struct, frozen=True):

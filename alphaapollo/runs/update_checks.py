@@ -10,7 +10,7 @@ from pathlib import Path
 from alphaapollo.runs.record_files import read_records, write_records
 
 CHECKS, OLD_CHECKS = "verification.jsonl", "verification.json"  # the latter before format 3
-LARGEST = sys.float_info.max  # instead of an infinite deviation or NaN, which JSON lacks
+LARGEST = sys.float_info.max  # replaces deviations that are infinite or NaN, which JSON lacks
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def summarize(checks: Sequence[Check]) -> str:
 
 
 def write_checks(folder: Path, checks: Sequence[Check]) -> None:
-    finite = [replace(one, deviation=min(one.deviation, LARGEST) if one.deviation >= 0 else LARGEST) for one in checks]
+    finite = [replace(c, deviation=min(c.deviation, LARGEST) if c.deviation >= 0 else LARGEST) for c in checks]
     write_records(folder / CHECKS, finite)
 
 

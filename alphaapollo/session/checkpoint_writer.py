@@ -51,18 +51,18 @@ class BackgroundCheckpointWriter(Generic[P]):
         self._writing: asyncio.Task[float] | None = None
         self._step = 0  # iteration of the last checkpoint
         self._seconds: float | None = None  # writing time of a checkpoint completed since the last `pop_metrics` call
-        self.in_update, self.is_stopping = False, False  # is_stopping: end the run after this iteration
+        self.in_update, self.is_stopping = False, False  # is_stopping: the run ends at `mark_models_consistent`
         self._consistent: P | None = None  # progress at the last `mark_models_consistent`
 
     async def save(self, progress: P) -> None:
         """Copy the state after an iteration, and start to write it. Raises the error of the previous checkpoint."""
         await self._wait_for_previous_checkpoint()
-        self.mark_models_inconsistent()
+        self.mark_models_inconsistent()  # a signal must not interrupt the copies
         self._step = progress.step
-        folder, now = self.checkpoints.begin_checkpoint(progress.step), deepcopy(progress)
+        folder, saved_progress = self.checkpoints.begin_checkpoint(progress.step), deepcopy(progress)
         async with self._open_copy_phase():
             await self._copy_worker_groups(folder)
-        self._writing = asyncio.create_task(self._complete_checkpoint(folder, now))
+        self._writing = asyncio.create_task(self._complete_checkpoint(folder, saved_progress))
         self.mark_models_consistent(progress)
 
     async def save_and_wait(self, folder: Path) -> None:
@@ -82,10 +82,10 @@ class BackgroundCheckpointWriter(Generic[P]):
             raise asyncio.CancelledError
 
     async def save_unsaved_iteration(self) -> None:
-        """Save the last complete iteration of a run that ends, unless it is saved."""
+        """Save the last complete iteration of a run that ends, unless it has a checkpoint."""
         if (progress := self._consistent) and progress.step != self._step:
             self.notice(f"received a signal; writing the checkpoint of iteration {progress.step}")
-            self.is_stopping = False
+            self.is_stopping = False  # otherwise `save` raises CancelledError
             await self.save(progress)
 
     def pop_metrics(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ class CurriculumState:
     pass_rates: array[float] = field(default_factory=lambda: array("d"))  # by prompt id; NaN: never sampled
     drawn: dict[int, int] = field(default_factory=dict)  # position -> prompt id, of positions in flight
     stage: int = 0  # newest open stage
-    stage_start: int = 0  # first position of the run that was drawn with it
+    stage_start: int = 0  # position in the stream of training prompts at which this stage was opened
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Progress(RunProgress):
                 rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
                 drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
                 progress.curriculum = CurriculumState(**state | {"pass_rates": array("d", rates), "drawn": drawn})
-        recent: object = progress.recent  # the number of groups; the default if an earlier version wrote the file
+        recent: object = progress.recent  # number of groups in RECENT; RecentGroups() in files of older versions
         if isinstance(recent, list) and recent:
             raise ValueError(
                 f"{folder / PROGRESS} has the groups of data.reuse in a format that is no longer read. Start from "
@@ -123,8 +123,8 @@ class Progress(RunProgress):
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """End of a run after `patience` consecutive validations that do not improve a metric by more than `threshold`. What
-    it counts is in the progress, so that a resumed run ends at the same iteration."""
+    """End of a run after `patience` consecutive validations that do not improve a metric by more than `threshold`. The
+    progress has the counts, so that a resumed run ends at the same iteration."""
 
     metric: str | None = None  # None: never
     patience: int = 3

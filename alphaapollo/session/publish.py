@@ -1,4 +1,4 @@
-"""Send the policy's weights to the engines, and verify that these compute with them (engines/weight_sync)."""
+"""Send the policy's weights to the engines, and verify that the engines compute with them (engines/weight_sync)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from alphaapollo.launch.plan import Plan
 from alphaapollo.types import Adapter, Completion, ImageInput, Message
 
 PROBE_TOKENS = 64
-MAX_REPLACEMENTS = 3  # of engines that died, before the run restarts
+MAX_REPLACEMENTS = 3  # maximum number of times in an iteration that dead engines are replaced; then the run restarts
 
 
 def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int) -> Probe:
@@ -72,8 +72,8 @@ class WeightPublisher:
     engine_logprobs: list[list[float]] = field(default_factory=list, init=False)  # of the probe's text, per engine
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
     _sent: WeightUpdate | None = field(default=None, init=False)  # None: the current version is not sent yet
-    _num_replacements: int = field(default=0, init=False)  # calls since weights or an adapter were last loaded
-    _num_replaced: int = field(default=0, init=False)  # engines that these calls replaced
+    _num_replacements: int = field(default=0, init=False)  # restarts since weights or an adapter were last loaded
+    _num_replaced: int = field(default=0, init=False)  # number of engines replaced since the last publish
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class WeightPublisher:
                 await self._publish_until_all_live(self._sent.version, death)
 
     async def _publish_until_all_live(self, version: int, death: EngineCoreDied | None = None) -> dict[str, float]:
-        """Publish a version. If engines die, restart them and publish again. death: of an engine before the call."""
+        """Publish a version. If engines die, restart them and publish again. death: an engine's, before the call."""
         while True:
             try:
                 if death:
@@ -163,7 +163,7 @@ class WeightPublisher:
         await self.policy.release_sent_weights()
         probe_results = await self.engines.finish_weight_sync(self.probe, self.pauses_requests)
         self.engines_hold_weights = True
-        if not receipts:
+        if not receipts:  # fake engines
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
@@ -209,7 +209,7 @@ class WeightPublisher:
         start, _ = self.probe.make_sample_request()
         sampled = [tuple(sample.token_ids) for sample in samples]
         texts = {tokens: replace(self.probe, token_ids=[*start, *tokens]) for tokens in sampled}
-        async with self.engines.release_kv_cache_temporarily():  # usually for one text: all engines have one seed
+        async with self.engines.release_kv_cache_temporarily():  # usually for one text, as all engines have one seed
             scored = {tokens: await self.policy.compute_probe_log_probs(text) for tokens, text in texts.items()}
         expected = [scored[tokens][-len(tokens) :] for tokens in sampled]
         limit = self.probe_tolerance

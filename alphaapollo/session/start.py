@@ -58,7 +58,7 @@ def begin_run_folder(prepared: Preparation) -> None:
 
 
 def find_trained_groups(workers: WorkerGroups) -> dict[str, TrainingWorkerGroup[Any]]:
-    """Return the models that are trained, by their folder in a checkpoint."""
+    """Return the worker groups of trained models, by the name of their folder in a checkpoint."""
     models = {"model": getattr(workers, "trainer", None), "policy": getattr(workers, "policy", None)}
     return {name: group for name, group in {**models, "critic": workers.critic}.items() if group}
 

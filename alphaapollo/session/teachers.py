@@ -1,8 +1,8 @@
 """Log-probs of teachers, on the policy's ranks or behind vLLM servers.
 
-Each row is one request to /completions with its token ids as the prompt and `prompt_logprobs=k`. The answer has for
-each prompt token its own log-prob and those of the k most probable tokens, at temperature 1. A request that fails is
-sent again for PATIENCE seconds, e.g. while the server restarts; then the run stops with TeacherServerError.
+A server gets one request to /completions per row: the row's token ids as the prompt, and `prompt_logprobs=k`. It
+answers with the log-probs of each prompt token and of the k most probable tokens at its position, at temperature 1.
+Failed requests are retried for PATIENCE seconds, e.g. while the server restarts; then TeacherServerError ends the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 CONNECTIONS = 64  # maximum concurrent requests to one server
-PATIENCE = 300.0  # seconds for which a failed request is sent again
+PATIENCE = 300.0  # seconds for which a failed request is retried
 MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
 
 
@@ -121,7 +121,7 @@ def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: 
 
 class TeacherClient:
     """HTTP client of one teacher's server. Its event loop must be running. key: configuration key of the teacher.
-    patience: seconds for which a failed request is sent again."""
+    patience: seconds for which a failed request is retried."""
 
     def __init__(self, key: str, model: TeacherModel, patience: float):
         connection = make_connection_options(key, model.base_url, model.api_key_env)

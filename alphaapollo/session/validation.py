@@ -33,7 +33,7 @@ class ValidationResult:
     """Result of a validation."""
 
     metrics: dict[str, float]
-    accuracy: float | None  # mean accuracy of sampled responses, else mean reward; None: none was scored
+    accuracy: float | None  # mean accuracy of sampled responses, else mean reward; None: no response was scored
     groups: dict[str, list[TrajectoryGroup]]  # by suffix of the metric names: "" (sampled) or "_greedy"
 
 

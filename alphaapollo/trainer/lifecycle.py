@@ -122,9 +122,9 @@ async def can_use_shared_prompts(run: TrainingRun) -> bool:
     """Whether each prompt may be computed once for all its samples: policy and critic must pass a self-check. Raises
     ValueError if the self-check fails and the configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
-    problems = [problem for role in roles if (problem := await role.get_shared_prompts_obstacle())]
-    setting, problem = run.config.actor_rollout_ref.actor.use_prefix_grouper, next(iter(problems), None)
-    return decide_shared_prompts(SHARING, setting, problem, run.console.notify)
+    obstacles = [obstacle for role in roles if (obstacle := await role.get_shared_prompts_obstacle())]
+    setting, first_obstacle = run.config.actor_rollout_ref.actor.use_prefix_grouper, next(iter(obstacles), None)
+    return decide_shared_prompts(SHARING, setting, first_obstacle, run.console.notify)
 
 
 async def finish_run(run: TrainingRun) -> None:

@@ -78,7 +78,7 @@ async def finish_iteration(
     reason = find_failure_reason(collected.generated) if metrics["outcome/failed"] else ""
     run.session.log(iteration, metrics, reason)
     run.session.checkpoint_writer.mark_models_consistent(run.progress)
-    timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
+    timer = Timer()  # the checkpoint's time is logged by the next iteration, because this one has logged its metrics
     if is_due(iteration, trainer.save_freq, is_last):
         with timer("checkpoint"):
             await run.session.save(run.progress)
@@ -99,8 +99,8 @@ def log_groups(
 def log_trained_rows(
     run: TrainingRun, iteration: int, learned: UpdateResult, collected: CollectedGroups
 ) -> UpdateResult:
-    """Write log-probs and advantages of the iteration's own groups to the rollout log. These groups precede reused ones
-    in the batch. Returns the result without the batch, to free its memory."""
+    """Write log-probs and advantages of the iteration's own groups to the rollout log. In the batch, these groups
+    precede reused groups. Returns the result without the batch, whose memory is then free."""
     rows = learned.list_trained_rows()
     if learned.batch and collected.reused:
         own_ids = {id(trajectory) for group in collected.selected for trajectory in group.trajectories}
@@ -140,12 +140,12 @@ def should_reset_reference(config: ReferenceReset, progress: Progress, iteration
             progress.best_accuracy, progress.validations_without_gain = accuracy, 0
         else:
             progress.validations_without_gain += 1
-    on_schedule = config.every is not None and iteration % config.every == 0
-    stagnant = config.patience is not None and progress.validations_without_gain >= config.patience
-    if on_schedule or stagnant:
+    is_on_schedule = config.every is not None and iteration % config.every == 0
+    is_stagnant = config.patience is not None and progress.validations_without_gain >= config.patience
+    if is_on_schedule or is_stagnant:
         progress.reference_resets += 1
         progress.validations_without_gain = 0
-    return on_schedule or stagnant
+    return is_on_schedule or is_stagnant
 
 
 async def validate_and_log(run: TrainingRun, iteration: int) -> ValidationResult:
@@ -200,18 +200,18 @@ async def train_async(run: TrainingRun) -> None:
     """Train until the run's goal is reached. After an error, the last complete checkpoint remains valid."""
     in_flight = InFlightGroups(run)
     run.metric_sources.append(in_flight)
-    timer, batch_taken = Timer(), time.perf_counter()
+    timer, batch_time = Timer(), time.perf_counter()  # batch_time: when the last batch was taken
     try:
         while not run.goal.is_reached(run.progress):
             iteration = run.progress.step + 1
             await run.profiler.start_step(iteration, timer)
             collected = await in_flight.take_batch(iteration, timer)
-            previous_batch_taken, batch_taken = batch_taken, time.perf_counter()
+            previous_batch_time, batch_time = batch_time, time.perf_counter()
             run.session.checkpoint_writer.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
                     await run.session.hand_over(pauses_requests=True)
-            metrics = log_groups(run, iteration, collected, batch_taken - previous_batch_taken)
+            metrics = log_groups(run, iteration, collected, batch_time - previous_batch_time)
             learned = await run.learn(run, iteration, collected.trained, timer)
             learned = log_trained_rows(run, iteration, learned, collected)
             with timer("publish"):

@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_format_words(words: Sequence[str]) -> dict[str, str]:
-    """Return {name: type} of the words NAME=TYPE that select a format of a plug-in, unless the configuration has such a
-    key. Raises ConfigError if two packages have the same format."""
+    """Return {name: type} of the words NAME=TYPE that select a format of a plug-in and are no keys of ExportConfig.
+    Raises ConfigError if two packages have the same format."""
     try:
         names = find_plugins("export_formats").keys() - ExportConfig.model_fields.keys()
     except ValueError as error:
@@ -69,13 +69,13 @@ def export_as_file(config: ExportConfig, name: str, kind: str) -> int:
         if kind not in export_format.types:
             raise ValueError(f"{name}={kind}: expected one of {', '.join(export_format.types)}.")
         check, write = export_format.load()
-        check(None)
+        check(None)  # checks what does not depend on the model
         check_config_and_get_notices(config)
         if config.role == "critic" or config.export_lora == "adapter" or config.dtype != "auto":
             raise ValueError(f"{name}={kind} writes a policy, merged. Remove role, export_lora and dtype.")
         newest = find_newest_model(Path(config.checkpoint))
-        is_folder = config.output and not config.output.endswith(f".{name}")
-        output = f"{config.output}/{newest.run_folder.name}-{kind}.{name}" if is_folder else config.output
+        is_output_folder = config.output and not config.output.endswith(f".{name}")
+        output = f"{config.output}/{newest.run_folder.name}-{kind}.{name}" if is_output_folder else config.output
         default = newest.model_folder.with_name(f"{newest.model_folder.name}-{kind}.{name}")
         file = _find_output(config.model_copy(update={"output": output}), default)
         saved = read_saved_config(newest.run_folder) if (newest.run_folder / "config.yaml").is_file() else {}
@@ -85,9 +85,9 @@ def export_as_file(config: ExportConfig, name: str, kind: str) -> int:
     except ValueError as error:
         return report_error(error, 2)
     if newest.source:
-        keys = {"checkpoint": str(newest.source), "output": str(newest.model_folder)}
-        if code := export_as_folder(config.model_copy(update=keys)):
-            return code
+        values = {"checkpoint": str(newest.source), "output": str(newest.model_folder)}
+        if exit_code := export_as_folder(config.model_copy(update=values)):
+            return exit_code
     try:
         hub_id = "" if is_local_path(base) else base
         print(write(newest.model_folder, file, kind, newest.run_folder.name, hub_id))
@@ -150,22 +150,22 @@ def convert_model(config: ExportConfig, source: Path) -> Path:
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
         raise ValueError(f"checkpoint={config.checkpoint} has no checkpoint of a run, only a model. Remove {key}.")
     check_model_files(source)
-    trusts, shards = bool(config.trust_remote_code), find_verl_shards(source)
+    trusts_code, shards = bool(config.trust_remote_code), find_verl_shards(source)
     is_complete = has_complete_weights(source)
     output = _find_output(config, source.parent / "exported/model" if is_complete else Path(f"{source}_merged"))
     with _rename_when_complete(output) as folder:
         if shards:
-            write_verl_model(shards, folder, config.dtype, trusts)
+            write_verl_model(shards, folder, config.dtype, trusts_code)
         elif is_complete:
-            write_converted_model(source, folder, config.dtype, trusts)
+            write_converted_model(source, folder, config.dtype, trusts_code)
         else:
-            write_merged_model(source, folder, config.dtype, config.model_path, trusts)
+            write_merged_model(source, folder, config.dtype, config.model_path, trusts_code)
     return output
 
 
 @contextmanager
 def _rename_when_complete(output: Path) -> Iterator[Path]:
-    """Context manager that yields a folder to write, which gets the name `output` at the end, or is removed."""
+    """Context manager that yields a folder to write. At the end, it is renamed to `output`; after an error, removed."""
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = output.with_name(f".unverified_{output.name}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -187,8 +187,8 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     model = _read_model_section(saved, run, config)
     kind: ModelKind = "reward model" if "bradley_terry" in saved else config.role
     weights = _find_weights_folder(checkpoint, kind)
-    stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
-    dtype = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
+    stored_dtype, dtypes = str(getattr(load_config(model), "dtype", "")).removeprefix("torch."), ("float32", "bfloat16")
+    dtype = next(name for name in (config.dtype, model.dtype, stored_dtype, "float32") if name in dtypes)
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
     output = _find_output(config, run / "exported" / name)
     if config.export_lora == "adapter" and not (model.lora_rank and kind == "policy"):
@@ -197,7 +197,7 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
 
 
 def _find_output(config: ExportConfig, default: Path) -> Path:
-    """Return the folder to write. Raises ValueError if it exists."""
+    """Return the folder or file to write. Raises ValueError if it exists."""
     output = Path(config.output).expanduser().absolute() if config.output else default
     if output.exists():
         raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
@@ -250,13 +250,13 @@ def _find_checkpoint(path: Path) -> Path:
 
 
 def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> Model:
-    """Return the `model` section of the exported model from the saved configuration, also of an older version."""
-    role = saved.get("actor_rollout_ref", saved)
-    if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
+    """Return the `model` section of the exported model from the saved configuration, which may have older keys."""
+    section = saved.get("actor_rollout_ref", saved)
+    if not isinstance(section, dict) or not isinstance(section.get("model"), dict):
         raise ValueError(
             f"{run} is not a run of main_ppo or of a fine-tuning command. Set checkpoint to a run of one of them."
         )
-    model = build_config(Model, drop_unknown_keys(Model, role["model"]))
+    model = build_config(Model, drop_unknown_keys(Model, section["model"]))
     if config.trust_remote_code is None:
         refuse_saved_code(run, {"trust_remote_code": True} if model.trust_remote_code else {})
     model = model.model_copy(update={"trust_remote_code": bool(config.trust_remote_code)})
@@ -267,8 +267,8 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
     if config.model_path:
         return model.model_copy(update={"path": config.model_path})
     exported = run / "model"
-    is_gone = is_local_path(model.path) and not Path(model.path).is_dir()  # moved, or relative to another directory
-    if is_gone and config.role == "policy" and config.export_lora == "merged" and (exported / "config.json").is_file():
+    no_base = is_local_path(model.path) and not Path(model.path).is_dir()  # moved, or relative to another directory
+    if no_base and config.role == "policy" and config.export_lora == "merged" and (exported / "config.json").is_file():
         return model.model_copy(update={"path": str(exported), "tokenizer_path": ""})
     return model
 

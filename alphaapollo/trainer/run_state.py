@@ -39,7 +39,7 @@ class LearnerState:
     progress: Progress
     console: Console
     column_dtype: ColumnDtype = "float32"  # dtype of the columns that the driver computes
-    uses_shared_prompts: bool = False  # prompts are computed once for all their samples
+    uses_shared_prompts: bool = False  # each prompt is computed once for all its samples
 
 
 @dataclass(kw_only=True)

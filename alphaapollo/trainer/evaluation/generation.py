@@ -120,7 +120,7 @@ async def _generate_groups(
 ) -> list[SampleResult]:
     """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
-    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
+    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # without finished results
     path = prepared.config.trainer.folder / RESULTS
     num_done = num_done_before = len(prepared.finished.problem_ids)
     console.show_phase("generate", num_done, len(prepared.prompts))
@@ -139,8 +139,8 @@ async def _generate_groups(
             accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if is_known else ""
             num_done += 1
             in_flight = min(num_slots, len(prepared.prompts) - num_done)
-            all_tokens = num_tokens * (1 + in_flight / 2 / (num_done - num_done_before))  # in flight: half done
-            text = f"{accuracy}{all_tokens / (time.perf_counter() - started):,.0f} tokens/s"
+            estimate = num_tokens * (1 + in_flight / 2 / (num_done - num_done_before))  # prompts in flight: half done
+            text = f"{accuracy}{estimate / (time.perf_counter() - started):,.0f} tokens/s"
             console.show_phase("generate", num_done, len(prepared.prompts), text, in_flight)
             console.show_samples([group])
     return results
@@ -191,11 +191,11 @@ def _parse_result_line(
         record = parse_json(line)
         result, truth = read_sample_result(record), record["ground_truth"]
         content = record["prompt"] if record["row_prompt"] is None else record["row_prompt"]
-    except (ValueError, KeyError, TypeError):  # the process or machine died while writing
+    except (ValueError, KeyError, TypeError):  # the process or machine died while it wrote the line
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
     is_same_prompt = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
-    is_same_prompt &= record.get("prompt_digest") in (None, digests.get(number))  # an earlier version wrote no digest
+    is_same_prompt &= record.get("prompt_digest") in (None, digests.get(number))  # None: by an older version
     if prompt is None or not is_same_prompt or replace_images(prompt.content) != content:
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "

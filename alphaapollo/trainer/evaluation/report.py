@@ -43,11 +43,11 @@ def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Te
             bounds = [number.format(bound) for bound in (estimate.low, estimate.high) if bound is not None]
             value, problems = number.format(estimate.value), str(estimate.problems)
             rows.append((title, name, value, " to ".join(bounds) or "-", problems))
-            title = ""
+            title = ""  # only the first row of a block has it
         if not summary.figures:
             rows.append((title, "nothing scored", "", "", ""))
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = (f"{a:<{first}}  {b:<{second}}  {c:>9}  {d:>20}  {e:>8}".rstrip() for a, b, c, d, e in rows)
+    width_1, width_2 = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = (f"{a:<{width_1}}  {b:<{width_2}}  {c:>9}  {d:>20}  {e:>8}".rstrip() for a, b, c, d, e in rows)
     terminal.write("\n".join(lines))
     for summary in _list_summaries(overall, sources):
         terminal.write(format_outcome_line(summary))
@@ -70,11 +70,11 @@ def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]
     records = {name: asdict(summary) | {"failed": summary.num_failed} for name, summary in sources.items()}
     record = {"all": asdict(overall) | {"failed": overall.num_failed}, "by_data_source": records}
     table = StringIO(newline="")
-    rows = csv.DictWriter(table, CSV_COLUMNS)
-    rows.writeheader()
+    writer = csv.DictWriter(table, CSV_COLUMNS)
+    writer.writeheader()
     for summary in _list_summaries(overall, sources):
         for name, estimate in summary.figures.items():
-            rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(estimate))
+            writer.writerow({"data_source": summary.data_source, "figure": name} | asdict(estimate))
     text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
     files = {"summary.json": text + "\n", "summary.csv": table.getvalue()}
     with explain_write_errors("the summary", folder):

@@ -45,7 +45,7 @@ from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none
 
 RESPONSE_COLUMNS = ("responses", "response")  # columns tried if data.response_key is empty
-IN_FLIGHT = 64  # maximum number of problems queued per grader process, besides those that judges may have
+IN_FLIGHT = 64  # maximum number of problems in flight per grader process, besides one per connection to a judge
 GradedResponse = tuple[SampleResult, Score]
 
 
@@ -87,7 +87,7 @@ def read_problems(
     `findings`. Raises ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key, findings=findings)
     for prompt, column in product(prompts, [response_key] if response_key else RESPONSE_COLUMNS):
-        prompt.extra_info.pop(column, None)  # otherwise each response would make a problem
+        prompt.extra_info.pop(column, None)  # otherwise rows with different responses would be different problems
     kept_ids = {prompt.id for prompt in leave_out_missing_answers(prompts, findings)}
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     problems: dict[str, PromptResponses] = {}  # by digest of the prompt

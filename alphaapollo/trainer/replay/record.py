@@ -35,9 +35,9 @@ from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.plugins import find_plugins, is_available
 
-COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # of an outcome
+COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # keys of Outcome
 LIBRARIES = ("torch", "transformers", "numpy")
-SAMPLE_TOKENS = 256  # tokens of each rank, for the gradients that a run verifies
+SAMPLE_TOKENS = 256  # number of tokens per rank whose gradients a run verifies
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -60,7 +60,7 @@ class Recorder:
         with timer("record"):
             folder = await record_update_inputs(run, iteration, groups)
         if iteration in self.steps:
-            hint = f" To check it: alphaapollo verify {folder}." * is_available("commands", "verify")
+            hint = f" To check it: alphaapollo verify {folder}." if is_available("commands", "verify") else ""
             if is_available("commands", "replay"):
                 hint += f" To repeat it: python -m alphaapollo.trainer.replay {folder}"
             run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}.{hint}")
@@ -79,8 +79,8 @@ class Recorder:
         return learned
 
     def pop_metrics(self) -> dict[str, float]:
-        """Save what the engines computed after the weights of a recorded iteration were published, and start to verify
-        the first iteration in the background. Returns no metrics."""
+        """Save the engines' log-probs of the probe after the weights of a recorded iteration were published, and start
+        to verify the first iteration in the background. Returns no metrics."""
         if self._unpublished_recording:
             (folder, run), self._unpublished_recording = self._unpublished_recording, None
             publisher = run.session.require_publisher()
@@ -108,7 +108,7 @@ class Recorder:
         write_checks(run.config.trainer.folder, checks)
         passed = all(check.passed for check in checks)
         report = run.console.notify if passed else run.console.warn
-        hint = f" See alphaapollo verify {folder}." * (not passed and is_available("commands", "verify"))
+        hint = f" See alphaapollo verify {folder}." if not passed and is_available("commands", "verify") else ""
         seconds = time.perf_counter() - started
         report(f"verified the update of iteration 1 in {seconds:.0f} s: {summarize(checks)} (docs/verify.md).{hint}")
         if passed and 1 not in self.steps:
@@ -119,8 +119,8 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
     """Save everything that the update of an iteration depends on. Returns the folder."""
     recordings = CheckpointFolder(run.config.trainer.folder / "recorded", keep=None)
     model = run.plan.model
-    tokenizer = model.path, model.tokenizer_path, model.trust_remote_code
-    excluded_ids = await asyncio.to_thread(find_excluded_ids, *tokenizer)
+    tokenizer_source = model.path, model.tokenizer_path, model.trust_remote_code
+    excluded_ids = await asyncio.to_thread(find_excluded_ids, *tokenizer_source)
     inputs = RecordedInputs(
         step=iteration,
         iterations=run.goal.max_steps,
@@ -144,7 +144,7 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
 
 
 def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int) -> RecordedSteps:
-    """Return the rows of each mini-batch, whether the policy was trained on each row, and the rows of the sample."""
+    """Return the rows of each mini-batch, whether the policy was trained on each row, and the rows to verify."""
     batch, credit, is_trained, plan = learned.batch, learned.credit, learned.is_trained, run.plan
     if batch is None or credit is None:
         return RecordedSteps([], None)
@@ -182,5 +182,5 @@ def describe_machine(placement: Placement) -> dict[str, Any]:
     """Return what can change how floats are rounded: ranks, device, threads, processor and library versions."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    here = {"training ranks": placement.num_ranks, "device": placement.device, "threads per rank": placement.threads}
-    return here | {"processor": processor} | {name: importlib.metadata.version(name) for name in LIBRARIES}
+    ranks = {"training ranks": placement.num_ranks, "device": placement.device, "threads per rank": placement.threads}
+    return ranks | {"processor": processor} | {name: importlib.metadata.version(name) for name in LIBRARIES}

@@ -44,7 +44,7 @@ class RecordedInputs:
     shares_prompts: bool
     max_tokens: int  # token budget of a micro-batch
     model: JsonObject  # resolved section of the policy's model
-    machine: dict[str, Any]  # of describe_machine
+    machine: dict[str, Any]  # result of describe_machine
     groups: list[TrajectoryGroup]
     policy_kl_coef: float | None = None  # as in Progress
     baseline: float | None = None  # as in Progress
@@ -107,7 +107,7 @@ class Recording:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file. Raises ValueError that names it if it is damaged."""
+    """Read a safetensors file. Raises a ValueError that names the file if it is damaged."""
     with explain_damage(path):
         return load_file(path)
 

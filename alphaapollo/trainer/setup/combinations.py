@@ -1,5 +1,5 @@
-"""Rows of the table of requirements (config/requirements.py) about advantage estimators and policy losses, which
-declare their needs at registration."""
+"""Requirements (config/requirements.py) about advantage estimators and policy losses, which declare their needs at
+registration. A function that returns a true value has found a conflict; the value replaces {} in the texts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unsupported_reward_shaping(config: Config, case: CheckContext) -> Any:
     """Return why the estimator does not support changes of the reward, and how to turn off those that are enabled."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     reads_components = "components" in case.estimator.needs
-    is_weighted = any(weight != (name == TASK) for name, weight in reward.components.items())
+    is_weighted = any(weight != (1 if name == TASK else 0) for name, weight in reward.components.items())
     fixes = {
         f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)": algorithm.use_kl_in_reward,
         "algorithm.overlong_penalty.enable=false": algorithm.overlong_penalty.enable,
@@ -175,14 +175,14 @@ def several_steps_without_ratio(config: Config, case: CheckContext) -> Any:
 
 
 def _list_unread_keys(config: Config, estimator: Estimator, loss: PolicyLoss) -> Iterator[tuple[str, str]]:
-    """Yield (config key, reason) for each key that another estimator or loss reads, but these do not."""
+    """Yield (config key, reason) for each key that other estimators or losses read, but the given ones do not."""
     estimator_text, loss_text = f"{ESTIMATOR}={estimator.name}", f"{LOSS}={loss.name}"
     actor = config.actor_rollout_ref.actor
-    declared = (
+    declarations = (
         (estimator_text, "algorithm", estimator.reads, [get_estimator(name).reads for name in estimator_names()]),
         (loss_text, ACTOR, loss.reads, [get_policy_loss(name).reads for name in policy_loss_names()]),
     )
-    for setting, section, reads, all_reads in declared:
+    for setting, section, reads, all_reads in declarations:
         if reads is not None:  # None: a user's own function, which may read any key
             unread = sorted({name for names in all_reads for name in names or ()}.difference(reads))
             yield from ((f"{section}.{name}", f"{setting} does not read it") for name in unread)

@@ -49,7 +49,7 @@ class RlPreparation(PolicyPreparation):
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     val_suites: list[Suite]
-    epoch_size: int  # prompts per epoch, which differs from the number of prompts with data.source_weights
+    epoch_size: int  # prompts per epoch; with data.source_weights, not the number of `prompts`
     goal: TrainingGoal
     probe: Probe  # weight syncs are verified by its log-probs
     reward_model_tokenizer: RewardModelTokenizer | None = None
@@ -121,9 +121,9 @@ class RlPreparation(PolicyPreparation):
     def try_rewards(self) -> None:
         """Try the reward function on some rows, and check the reward model's tokenizer."""
         config, prompts = self.config, self.list_graded_prompts()
-        is_graded = self.environment.is_graded(config.env)
-        self.has_reward_function = uses_reward_function(config, is_graded, prompts)
-        needs_grading, custom = is_graded and self.has_reward_function, config.custom_reward_function
+        uses_grader = self.environment.is_graded(config.env)
+        self.has_reward_function = uses_reward_function(config, uses_grader, prompts)
+        needs_grading, custom = uses_grader and self.has_reward_function, config.custom_reward_function
         notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.accuracy_settings)
         self.notices += notices
         if config.reward_model.enable:
@@ -157,12 +157,12 @@ class RlPreparation(PolicyPreparation):
 def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
     """Return the table rows (label -> text) about algorithm, model, data and reward."""
     config, plan, actor = run.config, run.plan, run.config.actor_rollout_ref.actor
-    dtypes = plan.model.dtype + ", Liger's kernels" * (plan.model.use_liger is True)
+    dtypes = plan.model.dtype + (", Liger's kernels" if plan.model.use_liger is True else "")
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     epochs = run.goal.max_steps * config.data.train_batch_size / run.epoch_size
-    reward = "the functions of the rows' data sources" if run.has_reward_function else "none"
-    reward = config.custom_reward_function.path or reward
-    reward = reward if run.environment.is_graded(config.env) else f"the environment {config.env.env_name}"
+    built_in = "the functions of the rows' data sources" if run.has_reward_function else "none"
+    grader = config.custom_reward_function.path or built_in
+    reward = grader if run.environment.is_graded(config.env) else f"the environment {config.env.env_name}"
     rows = {
         "preset": ", ".join(run.user_settings.presets) or "none",
         "algorithm": f"{config.algorithm.adv_estimator}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
@@ -170,7 +170,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         "data": f"{len(run.prompts)} training prompts, {len(run.val_prompts)} for validation",
         "files": format_value(config.data.train_files),
         "sampler": (config.data.sampler if config.data.shuffle else "none: the order of the files")
-        + f", {len(config.data.curriculum.stages)} stages" * bool(config.data.curriculum.stages),
+        + (f", {len(config.data.curriculum.stages)} stages" if config.data.curriculum.stages else ""),
         **describe_mixture(config.data, count_by_file(run.prompts, config.data), epochs),
         **{f"data: {name}": described for name, described in run.sources.items()},
         "stops": run.renderer.describe_stops(),
@@ -194,13 +194,13 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
     prompts, samples, steps = config.data.train_batch_size, config.group_size, config.steps_per_iteration
     staleness = f"at most {trainer.max_staleness} publishes old, async_mode {trainer.async_mode}"
     rows = {"samples": staleness} if trainer.async_mode else {}
-    validation = ["before training"] * trainer.val_before_train
+    validation = ["before training"] if trainer.val_before_train else []
     validation += [f"every {trainer.test_freq} iterations", "at the end"] if trainer.test_freq > 0 else []
     return rows | {
-        "iterations": f"{run.goal.max_steps}" + f", {run.start.step} of them done" * bool(run.start.step),
+        "iterations": f"{run.goal.max_steps}" + (f", {run.start.step} of them done" if run.start.step else ""),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
         "mini-batch": f"{min(actor.ppo_mini_batch_size, config.trajectories_per_batch)} trajectories over all ranks",
-        "micro-batch": f"at most {plan.max_tokens} tokens" + ", padding counted" * plan.padded,
+        "micro-batch": f"at most {plan.max_tokens} tokens" + (", padding counted" if plan.padded else ""),
         "prompts": "computed once for all their samples" if plan.uses_shared_prompts else "computed for each sample",
         "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
         "learning rate": f"{actor.optim.lr:g}, {actor.optim.warmup_style}"

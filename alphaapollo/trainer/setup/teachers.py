@@ -14,7 +14,7 @@ from alphaapollo.session.teachers import TeacherClient
 from alphaapollo.types import Prompt
 
 TOKENS_PER_REQUEST = 1000  # token ids that a server decodes per request
-RETRY_SECONDS = 15.0  # seconds for which a failed request is sent again
+RETRY_SECONDS = 15.0  # time for which a failed request is retried
 
 
 def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
@@ -47,7 +47,7 @@ def _has_images(prompt: Prompt) -> bool:
     return not isinstance(prompt.content, str) and any(message.get("images") for message in prompt.content)
 
 
-async def _check_server(key: str, model: TeacherModel, k: int, renderer: Renderer, max_length: int) -> None:
+async def _check_server(key: str, model: TeacherModel, top_k: int, renderer: Renderer, max_length: int) -> None:
     """Compare the server's decoding of every token id with the policy's tokenizer, then request the log-probs of a
     sequence of maximum length. Raises ValueError or TeacherServerError."""
     tokenizer, client = renderer.tokenizer, TeacherClient(key, model, RETRY_SECONDS)
@@ -62,6 +62,6 @@ async def _check_server(key: str, model: TeacherModel, k: int, renderer: Rendere
                     f"{key}.base_url={model.base_url}: the server has another tokenizer than the policy: it decodes "
                     f"tokens {ids[0]} to {ids[-1]} differently. {OTHER_TOKENIZER}"
                 )
-        await client.score([number % len(tokenizer) for number in range(max_length)], k)
+        await client.score([number % len(tokenizer) for number in range(max_length)], top_k)
     finally:
         await client.close()

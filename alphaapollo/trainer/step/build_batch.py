@@ -39,7 +39,7 @@ def build_batch(
     padded: bool,
     uses_shared_prompts: bool,
 ) -> TrainingBatch:
-    """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
+    """Flatten groups into rows (token sequences), assign the rows to ranks, and compute rewards and loss weights.
 
     Args:
         max_tokens: token budget of a micro-batch on each of the num_ranks data-parallel ranks.
@@ -110,6 +110,6 @@ def _needs_turns(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> bo
 
 
 def _count_actions(mask: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
-    """Count the action tokens of each trajectory: its tokens without the observations, which are few or none."""
+    """Count the action tokens of each trajectory: its response tokens minus those of observations (few or none)."""
     observations = np.flatnonzero(mask == 0)
     return torch.from_numpy(np.diff(offsets - np.searchsorted(observations, offsets))).double()

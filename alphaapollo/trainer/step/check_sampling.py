@@ -32,7 +32,7 @@ async def measure_sampling(run: TrainingRun, iteration: int, groups: Sequence[Tr
     for batch, columns in zip(layout.rank_batches, await run.workers.policy.compute_surprises(), strict=True):
         tokens = batch.rows.action_mask != 0
         sums["z"] += sum_surprises(columns[tokens], batch.rows.rollout_logprobs[tokens])
-    if not np.isfinite(sums["z"]).all():  # learn() reports it
+    if not np.isfinite(sums["z"]).all():  # learn() reports non-finite log-probs
         return {}
     earlier_sums = run.progress.sampling
     run_sums = {name: values + np.array(earlier_sums.get(name, 0.0)) for name, values in sums.items()}

@@ -3,9 +3,9 @@
 With DAPO's dynamic sampling, groups without reward variance are dropped, and more groups are generated until the batch
 is full (filter_groups.mode=refill), or the loss is scaled up instead (reweight, selection.py).
 
-With data.reuse, an iteration trains again on recent groups, a bounded buffer. A group stays complete: its
+With data.reuse, an iteration trains again on groups from a bounded buffer of recent ones. A group stays complete: its
 advantages are computed from its own samples, and its tokens keep the log-probs of the engine that sampled them.
-algorithm.rollout_correction weights them by the current policy, like those of late groups.
+algorithm.rollout_correction corrects for their older weights, as for the groups of an asynchronous run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CollectedGroups:
     selected: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int  # generation rounds; more than one only with dynamic sampling
-    reused: list[TrajectoryGroup] = field(default_factory=list)  # of earlier iterations, to train on again
-    recent: RecentGroups = field(default_factory=RecentGroups)  # for later iterations
+    reused: list[TrajectoryGroup] = field(default_factory=list)  # groups of earlier iterations to train on again
+    recent: RecentGroups = field(default_factory=RecentGroups)  # groups that later iterations may reuse
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -136,20 +136,19 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
     """Raise ValueError if no group can be trained on, e.g. because the reward function is broken."""
     if groups and not any(map(is_usable_for_training, groups)):
         first = groups[0]
-        baseline = first.baseline if any(map(is_trainable, first.trajectories)) else None  # not None: it failed
-        kind, score = "greedy baseline" if baseline else "trajectory", (baseline or first.trajectories[0]).score
+        failed_baseline = first.baseline if any(map(is_trainable, first.trajectories)) else None  # else samples failed
+        kind, failed = "greedy baseline" if failed_baseline else "trajectory", failed_baseline or first.trajectories[0]
         raise ValueError(
             f"none of the {len(groups)} groups of this iteration can be trained on, so there is nothing to learn from. "
-            f"First failure ({kind}, {score.outcome}): {score.reason}"
+            f"First failure ({kind}, {failed.score.outcome}): {failed.score.reason}"
         )
 
 
 def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGroups) -> CollectedGroups:
-    """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
-    groups for later ones.
+    """Choose groups of earlier iterations to train on again (data.reuse), and keep this iteration's groups for later.
 
-    Only groups with different rewards are kept, because the others have no advantages, and only those of the trainer's
-    temperature, which may change when a run resumes.
+    Groups without reward variance are not kept, because they have no advantages. Groups that were sampled at another
+    temperature are dropped: a resumed run may have a new temperature.
     """
     data, temperatures = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
     if not data.reuse.groups:
@@ -193,7 +192,7 @@ class InFlightGroups:
         self._has_news = asyncio.Event()  # set when a task is done
         self._ready: dict[int, TrajectoryGroup] = {}  # finished groups that wait for their batch
         self._counts: Counter[str] = Counter()
-        self._waited = 0.0  # seconds that the last batch waited for older groups after it was full
+        self._waited = 0.0  # seconds that the last batch waited for older groups when it was full
 
     def start_groups(self, version: int) -> None:
         """Start as many groups as max_staleness and the run's goal allow. version: weight version of the engines."""
@@ -226,11 +225,11 @@ class InFlightGroups:
         The batch is smaller than data.train_batch_size only at the end of the data, or if too many groups are dropped.
         """
         dropped: dict[int, TrajectoryGroup] = {}
-        complete_since: float | None = None
+        full_since: float | None = None
         with timer("generate"):
             while not self._is_batch_ready(iteration, len(dropped)):
-                if complete_since is None and len(self._ready) >= self._size:
-                    complete_since = time.perf_counter()
+                if full_since is None and len(self._ready) >= self._size:
+                    full_since = time.perf_counter()
                 if death := self._remove_lost_groups():
                     await self._run.workers.engines.replace_engine(death)
                 self.start_groups(iteration - 1)
@@ -240,7 +239,7 @@ class InFlightGroups:
                 await self._has_news.wait()
                 self._has_news.clear()
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
-        self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
+        self._waited = 0.0 if full_since is None else time.perf_counter() - full_since
         gave_up = len(dropped) + len(self._ready) >= self._max_finished
         if len(self._ready) < self._size and gave_up and not self._run.config.algorithm.filter_groups.reweights:
             notify_incomplete_batch(self._run, iteration, len(self._ready))
@@ -274,7 +273,7 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
-        """Whether the batch is full, or too many groups were dropped, and no group for later would become too old."""
+        """Whether the batch is full (or too many groups were dropped) and no remaining group would become too old."""
         if len(self._ready) < self._size and num_dropped + len(self._ready) < self._max_finished:
             return False
         remaining = sorted(self._start_versions.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
@@ -289,31 +288,31 @@ class InFlightGroups:
         dropped: groups of this iteration that earlier calls dropped. Raises an engine's error if a group's generation
         failed, and ValueError if all groups of this iteration so far have failed.
         """
-        scorer, num_started = self._run.reward_model_scorer, len(self._generating)
+        scorer, num_generating = self._run.reward_model_scorer, len(self._generating)
         done = [(position, task) for position, task in sorted(self._generating.items()) if task.done()]
         finished = {position: task.result() for position, task in done if not is_lost(task)}
-        if scorer and len(finished) < num_started and len(self._ready) + len(finished) < self._size:
-            return {}  # score a full batch at once: each reward-model phase clears the engines' caches
+        if scorer and len(finished) < num_generating and len(self._ready) + len(finished) < self._size:
+            return {}  # wait to score a full batch at once, because each reward-model phase clears the engines' caches
         for position in finished:
             del self._generating[position]
         self._counts["finished"] += len(finished)
         self._run.console.count_tokens(list(finished.values()))
         if scorer:
             await scorer.score_groups(finished.values())
-        unusable = {}
+        newly_dropped = {}
         for position, group in finished.items():
             if is_usable_for_training(group) and passes_dynamic_sampling(self._run, group):
                 self._ready[position] = group
                 continue
-            unusable[position] = group
+            newly_dropped[position] = group
             self._counts["dropped_no_signal" if is_usable_for_training(group) else "dropped_failed"] += 1
             self._remove_group(position)
-        if len(dropped) + len(unusable) >= self._size and not self._ready:
-            check_not_all_failed([*dropped.values(), *unusable.values()])
-        return unusable
+        if len(dropped) + len(newly_dropped) >= self._size and not self._ready:
+            check_not_all_failed([*dropped.values(), *newly_dropped.values()])
+        return newly_dropped
 
     def _remove_lost_groups(self) -> EngineCoreDied | None:
-        """Forget the groups whose engine died, so that they are started again. Returns an engine's death, if any."""
+        """Forget the groups whose engine died, so that they are started again. Returns one of the deaths, if any."""
         death: EngineCoreDied | None = None
         for position in [position for position, task in self._generating.items() if is_lost(task)]:
             death = self._generating.pop(position).exception()  # type: ignore[assignment]
@@ -337,13 +336,13 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
     Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
     """
     trajectories = [sample for group in groups for sample in group.trajectories if sample.rows]
-    runs = [run for sample in trajectories for row in sample.rows for run in row.weight_versions]
-    if not runs:
+    token_counts = [item for sample in trajectories for row in sample.rows for item in row.weight_versions]
+    if not token_counts:
         return {}
-    versions = [{version for row in sample.rows for version, _ in row.weight_versions} for sample in trajectories]
-    mean = sum(version * count for version, count in runs) / sum(count for _, count in runs)
+    per_sample = [{version for row in sample.rows for version, _ in row.weight_versions} for sample in trajectories]
+    mean = sum(version * count for version, count in token_counts) / sum(count for _, count in token_counts)
     return {
         "staleness/mean": trained_version - mean,
-        "staleness/max": float(trained_version - min(version for version, _ in runs)),
-        "staleness/mixed": sum(len(different) > 1 for different in versions) / len(versions),
+        "staleness/max": float(trained_version - min(version for version, _ in token_counts)),
+        "staleness/mixed": sum(len(versions) > 1 for versions in per_sample) / len(per_sample),
     }

@@ -1,7 +1,7 @@
 """Compute advantages and returns on the driver, from a training batch and the log-probs and values of the workers.
 
 Arrays have one value per response token of the batch, without padding. Only estimators that need matrices get padded
-ones, of a few whole groups at a time.
+matrices, of a few whole groups at a time.
 
 token rewards -> KL in the reward -> advantage estimator -> add the advantages of distillation -> split by training rank
 """
@@ -39,7 +39,7 @@ class AssignedCredit:
 
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
     advantages: np.ndarray  # [n], those of the columns in the order of the batch
-    has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or a longer prompt
+    has_gradient: np.ndarray  # bool [B], whether a row of the same trajectory has a gradient
     metrics: dict[str, float]
     mean_return: float = 0.0  # mean return of an action token
 
@@ -62,7 +62,7 @@ def assign_credit(
     estimator = get_estimator(algorithm.adv_estimator)
     actions = slice(None) if batch.mask.all() else batch.mask != 0  # a slice copies nothing
     if estimator.scope == "trajectories":
-        exact_dtype: ColumnDtype = dtype if computed.target_logprobs is None else "float64"  # until others are added
+        exact_dtype: ColumnDtype = dtype if computed.target_logprobs is None else "float64"  # for the sum below
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, exact_dtype)
         returns = advantages
     else:
@@ -74,7 +74,7 @@ def assign_credit(
         advantages[actions] = standardize(torch.from_numpy(advantages[actions]), ddof=1, eps=1e-8).numpy()
     advantages, target_metrics = _add_target_advantages(advantages, batch.mask, computed, config.teacher)
     advantages = advantages.astype(dtype, copy=False)
-    has_advantage = np.logical_or.reduceat(advantages != 0, batch.layout.response_offsets[:-1])  # zero outside the mask
+    has_advantage = np.logical_or.reduceat(advantages != 0, batch.layout.response_offsets[:-1])  # 0 outside the mask
     metrics |= target_metrics | {"critic/rewards/mean": float(scores.mean())}
     if algorithm.adv_estimator != NO_ESTIMATOR or computed.target_logprobs is not None:
         metrics |= compute_advantage_metrics(advantages[actions], has_advantage)
@@ -89,13 +89,13 @@ def assign_credit(
         trajectory_ids=batch.trajectory_ids.numpy(),
         **{name: getattr(batch, name).astype(dtype) for name in WEIGHT_COLUMNS},
     )
-    has_gradient = has_advantage & ((batch.loss_weights != 0) | (batch.sequence_weights != 0))
+    has_own_gradient = has_advantage & ((batch.loss_weights != 0) | (batch.sequence_weights != 0))
     if config.teacher.uses_self_teacher:
-        has_context = batch.has_longer_prompt
-        metrics["distill/rows_with_context"] = float(has_context.mean())
-        has_gradient |= has_context & (batch.divergence_weights != 0)
+        has_longer_prompt = batch.has_longer_prompt
+        metrics["distill/rows_with_context"] = float(has_longer_prompt.mean())
+        has_own_gradient |= has_longer_prompt & (batch.divergence_weights != 0)
     trajectory_of_row = batch.trajectory_ids.numpy()
-    has_gradient = np.isin(trajectory_of_row, trajectory_of_row[has_gradient])
+    has_gradient = np.isin(trajectory_of_row, trajectory_of_row[has_own_gradient])
     return AssignedCredit(batch.layout.split_columns(columns), advantages, has_gradient, metrics, mean_return)
 
 
@@ -108,17 +108,17 @@ def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets:
     for name in MODEL_COLUMNS:
         values = getattr(columns, name)
         if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
-            bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            if bad.any():
-                problems.append(f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows")
+            is_bad_row = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
+            if is_bad_row.any():
+                problems.append(f"{name} are NaN or infinite in {is_bad_row.sum()} of {len(is_bad_row)} rows")
     return "; ".join(problems)
 
 
 def _add_kl_penalty(
     batch: TrainingBatch, computed: Columns[np.ndarray], algorithm: Algorithm, kl_coef: float
 ) -> tuple[np.ndarray, Tensor, dict[str, float]]:
-    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns their sum per
-    trajectory [N], and metrics."""
+    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns the sum of the
+    rewards per trajectory [N], and metrics."""
     if not algorithm.use_kl_in_reward:
         return batch.token_rewards, batch.scores, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
@@ -158,7 +158,7 @@ def _expand_trajectory_advantages(
     batch: TrainingBatch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
-    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others
+    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others  # rows, grouped by trajectory
     trajectories = Trajectories(
         rows,
         Groups.from_ids(torch.cat([rows.take_value_per_group(batch.group_ids), others.group_ids])),
@@ -242,7 +242,7 @@ def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
 
 
 def _take_turns(turns: Turns, tokens: slice, inside: np.ndarray, trajectory_of_row: Tensor) -> Turns:
-    """Return the turns of some trajectories. tokens: slice of the tokens. inside: see _pad. trajectory_of_row: [B]."""
+    """Return the turns of some trajectories. tokens: part of arrays [n]. inside: see _pad. trajectory_of_row: [B]."""
     bounds = torch.stack([trajectory_of_row[0], trajectory_of_row[-1] + 1])
     start, end = torch.searchsorted(turns.trajectory_ids, bounds).tolist()
     numbers = torch.full(inside.shape, -1)

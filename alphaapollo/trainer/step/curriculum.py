@@ -1,7 +1,7 @@
 """The choice of training prompts: in the order of the stream, or with a curriculum (data.sampler, data.curriculum).
 
-choose_prompts    at the start of groups: prompts by their weights, for positions that have none yet
-observe           after the groups of an iteration: pass rates, the open stages, metrics
+choose_prompts    when groups start: draw prompts by their weights for the positions that have no prompt yet
+observe           when an iteration has its groups: update pass rates, open stages and metrics
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETIRE_ABOVE = 0.95  # prompts with this pass rate or a higher one are drawn wit
 
 class PromptSampler:
     """Choice of prompts: each once per epoch or, with a curriculum, by weights. The state of a curriculum is
-    `Progress.curriculum`, by prompt id and position. data_start: as in PromptStream.
+    `Progress.curriculum`, with prompt ids and positions. data_start: as in PromptStream.
 
     Raises ValueError if a prompt belongs to no stage, or a stage or a file with a weight has no prompt.
     """
@@ -35,7 +35,7 @@ class PromptSampler:
     def __init__(self, prompts: Sequence[Prompt], data: Data, data_start: int = 0):
         self._data, self._settings = data, data.curriculum
         self._metrics: dict[str, float] = {}  # of the last `observe`
-        self._stream: PromptStream | WeightedFileStream | None = None  # without a curriculum
+        self._stream: PromptStream | WeightedFileStream | None = None  # None: there is a curriculum
         stream = make_stream(data, count_by_file(prompts, data), data.seed, data_start)
         self.epoch_size = stream.num_prompts  # prompts per epoch
         if not data.is_adaptive:
@@ -69,7 +69,7 @@ class PromptSampler:
         return [self._index[drawn[position]] for position in positions]
 
     def _choose_each_once(self, state: CurriculumState, positions: Sequence[int]) -> list[int]:
-        """Choose prompts of the open stages, each once per epoch of them, in a random order."""
+        """Choose prompts of the open stages, each once per epoch of these stages, in a random order."""
         stream, prompts = self._streams[state.stage], self._open_prompts[state.stage]
         drawn = (stream.prompt_indices(position - state.stage_start, 1) for position in positions)
         return [int(prompts[index]) for (index,) in drawn]
@@ -88,12 +88,12 @@ class PromptSampler:
         while state.stage < len(self._settings.stages) - 1 and self._is_gate_reached(progress):
             state.stage, state.stage_start = state.stage + 1, progress.prompts_consumed
         rates = self._read_rates(state)[self._stages <= state.stage]
-        seen = rates[~np.isnan(rates)]
+        known_rates = rates[~np.isnan(rates)]
         self._metrics = {
             "curriculum/stage": float(state.stage + 1),
-            "curriculum/observed": len(seen) / len(rates),
+            "curriculum/observed": len(known_rates) / len(rates),
             "curriculum/retired": float(np.mean(rates >= RETIRE_ABOVE)),
-            "curriculum/pass_rate": float(seen.mean()) if len(seen) else np.nan,
+            "curriculum/pass_rate": float(known_rates.mean()) if len(known_rates) else np.nan,
         }
 
     def pop_metrics(self) -> dict[str, float]:
@@ -111,14 +111,14 @@ class PromptSampler:
         return weights * self._file_weights * (self._stages <= state.stage)
 
     def _is_gate_reached(self, progress: Progress) -> bool:
-        """Whether the newest open stage has reached its gate. Its pass rate counts once a batch of it is observed."""
+        """Whether the newest open stage has reached its gate. A pass rate needs observations of a batch of prompts."""
         stage = self._settings.stages[progress.curriculum.stage]
         if stage.metric != "pass_rate":
             check_gate_metric(stage.metric, progress.validation)
             return progress.validation.get(stage.metric, -np.inf) >= stage.threshold
         rates = self._read_rates(progress.curriculum)[self._stages == progress.curriculum.stage]
-        seen = rates[~np.isnan(rates)]
-        return len(seen) >= min(len(rates), self._data.train_batch_size) and seen.mean() >= stage.threshold
+        known = rates[~np.isnan(rates)]
+        return len(known) >= min(len(rates), self._data.train_batch_size) and known.mean() >= stage.threshold
 
     def _read_rates(self, state: CurriculumState) -> np.ndarray:
         """Return the pass rate of each prompt, NaN if it was never sampled. [N]"""

@@ -29,7 +29,7 @@ from alphaapollo.types import TrajectoryGroup
 
 
 async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Run the optimizer steps of an iteration on the rollout groups. Does nothing if there are none."""
+    """Run the optimizer steps of an iteration on the rollout groups. Does nothing without groups."""
     config, plan, before = run.config, run.plan, run.progress.feedback
     if not groups:
         return UpdateResult({}, before)
@@ -62,11 +62,11 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
 async def _update_policy(
     run: LearnerState, iteration: int, batch: TrainingBatch, credit: AssignedCredit, is_trained: np.ndarray
 ) -> tuple[dict[str, float], list[np.ndarray]]:
-    """Run the policy's optimizer steps on the rows is_trained [B]. Returns metrics, and the old log-probs of each rank
-    if the update computed them."""
+    """Run the policy's optimizer steps on the rows with is_trained [B]. Returns metrics, and the old log-probs of each
+    rank if the update computed them."""
     config, plan, actor = run.config, run.plan, run.config.actor_rollout_ref.actor
     steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
-    # Without trained rows, the trainer computes no old log-probs either.
+    # Without trained rows, the update computes no old log-probs that could be compared with the engine's.
     measures_mismatch = bool(is_trained.any()) and not plan.uses_rollout_logprobs
     skip_bad_step, measures_entropy = config.trainer.on_bad_step == "skip", iteration % actor.entropy_freq == 0
     kl_coef = run.progress.policy_kl_coef if actor.policy_loss.adapts_kl_coef else None

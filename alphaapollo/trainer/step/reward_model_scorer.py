@@ -39,22 +39,22 @@ class RewardModelScorer:
         """Add scores, in place, to all trajectories that have not failed, including greedy baselines."""
         members = [sample for group in groups for sample in (*group.trajectories, group.baseline) if sample is not None]
         members = [sample for sample in members if not sample.score.outcome.failed]
-        readable: dict[int, list[int]] = {}
+        inputs: dict[int, list[int]] = {}  # token ids that the reward model scores, by index in `members`
         encoded = await asyncio.to_thread(lambda: [self.tokenizer.encode_trajectory(sample) for sample in members])
         for index, token_ids in enumerate(encoded):
             if error := self.tokenizer.find_input_error(token_ids):
                 members[index].score = make_failed_score(error)
             else:
                 limit = self.tokenizer.max_length
-                readable[index] = token_ids if limit is None else token_ids[-limit:]
-                self._num_truncated += len(readable[index]) < len(token_ids)
-        self._num_scored += len(readable)
-        values = await self._compute_scores(list(readable.values()))
-        for index, value in zip(readable, values, strict=True):
+                inputs[index] = token_ids if limit is None else token_ids[-limit:]
+                self._num_truncated += len(inputs[index]) < len(token_ids)
+        self._num_scored += len(inputs)
+        model_scores = await self._compute_scores(list(inputs.values()))
+        for index, model_score in zip(inputs, model_scores, strict=True):
             trajectory = members[index]
             score = replace(trajectory.score, accuracy=trajectory.accuracy)
             weight, required = self.config.reward_model.weight, self.config.reward.required
-            trajectory.score = add_reward_model_score(score, value, weight, required, self.is_only_reward)
+            trajectory.score = add_reward_model_score(score, model_score, weight, required, self.is_only_reward)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the share of trajectories, since the last call, that were truncated to reward_model.max_length."""

@@ -51,7 +51,8 @@ class RewardModelTokenizer:
         else:
             chat = self.renderer.render_chat(_append_answer(prompt, turn.text), add_generation_prompt=False)
             ids = self.renderer.encode([chat])[0]
-        ids = ids[: len(ids) - len(rendered_end)] if ids[len(ids) - len(rendered_end) :] == rendered_end else ids
+        end_start = len(ids) - len(rendered_end)
+        ids = ids[:end_start] if ids[end_start:] == rendered_end else ids
         return ids + end if turn.completion.stop_reason is StopReason.STOP else ids
 
     def find_input_error(self, token_ids: list[int]) -> str | None:
@@ -107,8 +108,8 @@ def make_reward_model_tokenizer(
             f"the tokenizer of reward_model.model.path={model.path} has token id {highest}, but the model has only "
             f"{text.vocab_size} tokens. Use the tokenizer that the model was trained with."
         )
-    shares = can_share_tokens(policy_renderer, renderer)
-    if not shares:
+    shares_tokens = can_share_tokens(policy_renderer, renderer)
+    if not shares_tokens:
         _check_chats_can_be_rendered(config, renderer, prompts)
     limit, positions = config.reward_model.max_length, getattr(text, "max_position_embeddings", None)
     if limit is not None and positions is not None and limit > positions:
@@ -116,11 +117,11 @@ def make_reward_model_tokenizer(
             f"reward_model.max_length={limit} exceeds the {positions} positions of {model.path}. Set at most "
             f"{positions}, or null."
         )
-    return RewardModelTokenizer(renderer, shares, positions if limit is None else limit, text.vocab_size)
+    return RewardModelTokenizer(renderer, shares_tokens, positions if limit is None else limit, text.vocab_size)
 
 
 def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
-    """Whether the reward model can read the policy's token ids: same ids, and the same chat template or none."""
+    """Whether the reward model can read the policy's token ids: same ids, and no or the same chat template."""
     token_ids = reward_model.tokenizer.get_vocab()
     same_ids = all(token_ids.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)

@@ -65,7 +65,7 @@ def select_trajectories(
 def list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Trajectory], list[Row], Tensor]:
     """Return all trajectories, their rows, and the trajectory of each row, [B].
 
-    The rows have the weights of the teachers of their data source if there are several.
+    With teacher.models, each row also gets the weights of the teachers for its data source.
     """
     rows: list[Row] = []
     has_teachers = bool(config.teacher.models)
@@ -97,8 +97,8 @@ def compute_loss_weights(
     """
     actor, filtration = config.actor_rollout_ref.actor, config.algorithm.filtration
     all_are_taught = not config.teacher.uses_self_teacher
-    has_context = [any(LONGER_PROMPT in row.columns for row in trajectory.rows) for trajectory in trajectories]
-    is_taught = torch.tensor([all_are_taught or has_longer_prompt for has_longer_prompt in has_context])
+    has_longer_prompt = [any(LONGER_PROMPT in row.columns for row in trajectory.rows) for trajectory in trajectories]
+    is_taught = torch.tensor([all_are_taught or has_prompt for has_prompt in has_longer_prompt])
     is_cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), is_cut).squeeze(1)
     weights, horizon = torch.zeros(4, len(trajectories), dtype=torch.float64), config.loss_horizon

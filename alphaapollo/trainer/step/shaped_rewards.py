@@ -28,12 +28,12 @@ def shape_outcome_rewards(pairs: Sequence[PromptTrajectory], config: Config) -> 
     algorithm, max_length = config.algorithm, config.data.max_response_length
     rewards = torch.tensor([trajectory.score.reward for _, trajectory in pairs], dtype=torch.float64)
     if (budget := algorithm.length_budget).mode:
-        # Sampled tokens: a prompt's budget does not count observations.
+        # A prompt's budget counts sampled tokens, without observations.
         lengths = torch.tensor([trajectory.num_tokens for _, trajectory in pairs], dtype=torch.float64)
         budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in pairs], dtype=torch.float64)
         rewards = apply_length_budget(rewards, lengths, budgets, budget.mode, budget.coef)
     if (penalty := algorithm.overlong_penalty).enable:
-        # What max_length limits, observations included.
+        # Like max_length, the penalty counts observations, too.
         lengths = torch.tensor([trajectory.response_length for _, trajectory in pairs], dtype=torch.float64)
         cache = penalty.cache or max(1, max_length // 5)
         rewards = rewards + soft_overlong_punishment(lengths, max_length, cache, penalty.factor)
@@ -67,7 +67,7 @@ def place_rewards(
     """Return token rewards [n], each on the last action token of a turn.
 
     A step reward and the invalid-action penalty are on their turn. A reward of an agent's turn that is not trained on
-    is on the last trained turn before it, or on the first one. The outcome's reward is on the last trained turn.
+    is on the last trained turn before it, else on the first trained turn. The outcome's reward is on the last one.
 
     Args:
         pairs: N prompts with one of their trajectories. turns: of each trajectory.
@@ -78,7 +78,7 @@ def place_rewards(
     for (_, trajectory), trained, outcome in zip(pairs, turns, outcomes, strict=True):
         for turn, _, end in trained:
             rewards[end - 1] += compute_turn_reward(turn, actor)
-        for turn in trajectory.turns[len(trained) :]:
+        for turn in trajectory.turns[len(trained) :]:  # turns that are not trained on
             num_earlier = bisect(trained, turn.answer_number, key=lambda each: each.turn.answer_number)
             rewards[trained[max(0, num_earlier - 1)].end - 1] += turn.reward
         rewards[trained[-1].end - 1] += outcome
@@ -106,8 +106,8 @@ def compute_length_penalty(trajectories: Sequence[Trajectory], scores: Tensor, c
     algorithm, penalty = config.algorithm, get_invalid_action_penalty(config.actor_rollout_ref.actor)
     if not algorithm.overlong_penalty.enable and not algorithm.length_budget.mode:
         return None
-    unshaped = sum(each.reward - penalty * sum(not turn.valid for turn in each.turns) for each in trajectories)
-    return unshaped / len(trajectories) - float(scores.mean())
+    unshaped_sum = sum(each.reward - penalty * sum(not turn.valid for turn in each.turns) for each in trajectories)
+    return unshaped_sum / len(trajectories) - float(scores.mean())
 
 
 def get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:

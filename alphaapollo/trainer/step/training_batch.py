@@ -22,10 +22,10 @@ WEIGHT_COLUMNS = ("loss_weights", "sequence_weights", "value_weights", "divergen
 
 @dataclass(frozen=True)
 class OtherSamples:
-    """Samples of the groups that are not trained on."""
+    """Samples of a batch's groups that are not trained on."""
 
     num_failed: int  # samples that cannot be trained on
-    trajectories: list[Trajectory]  # K samples with rewards that the estimator compares, usually 0
+    trajectories: list[Trajectory]  # K samples whose rewards the estimator compares; usually, K = 0
     scores: Tensor  # float64 [K]
     group_ids: Tensor  # [K]
 

@@ -31,7 +31,7 @@ def list_trained_turns(trajectories: Sequence[Trajectory], response_offsets: np.
     for trajectory in trajectories:
         trained = []
         for row in trajectory.rows:
-            first_token = next(ends) - len(row.token_ids)
+            first_token = next(ends) - len(row.token_ids)  # its position if [n] contained the prompt
             turns = trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
             for turn, last_action in zip(turns, row.turn_ends, strict=True):
                 end = first_token + last_action + 1
@@ -53,7 +53,7 @@ def number_turns(turns_by_trajectory: Sequence[list[TrainedTurn]], group_ids: Se
     turn_of_token = np.full(len(mask), -1)
     owners: list[int] = []
     anchor_ids: list[int] = []
-    anchors: dict[Hashable, int] = {}  # of one group, because the keys may be long
+    anchors: dict[Hashable, int] = {}  # for one group at a time, because keys may be long
     num_anchors = 0
     for owner, turns in enumerate(turns_by_trajectory):
         if owner and group_ids[owner] != group_ids[owner - 1]:

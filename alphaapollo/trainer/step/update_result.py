@@ -33,9 +33,9 @@ class UpdateResult:
         batch, credit = self.batch, self.credit
         if batch is None or credit is None:
             return []
-        by_rank = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]
-        has_logprobs = np.ones(len(batch.rows), dtype=bool) if by_rank or self.is_trained is None else self.is_trained
-        old = by_rank or self.old_logprobs
+        earlier = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]  # before the update
+        has_logprobs = np.ones(len(batch.rows), dtype=bool) if earlier or self.is_trained is None else self.is_trained
+        old = earlier or self.old_logprobs
         logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
         advantages = credit.advantages.astype(np.float32, copy=False)
         spans = zip(has_logprobs.tolist(), pairwise(batch.layout.response_offsets.tolist()), strict=True)
