@@ -69,8 +69,8 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
 def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` known keys that a misspelled key may mean, most similar first.
 
-    They have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`; else a similar one, or one that
-    contains all its words, e.g. `trainer.n_gpus_per_node` for `gpus`.
+    Their last part is that of the name, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`. If no key has this last part,
+    theirs is similar to it, or contains all its words, e.g. `trainer.n_gpus_per_node` for `gpus`.
     """
     last_parts = {key: key.rpartition(".")[2] for key in known_keys}
     last = name.rpartition(".")[2]
@@ -83,7 +83,7 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
 def describe_validation_errors(
     schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
 ) -> list[str]:
-    """Return the error messages of an entry of `ValidationError.errors()`: one, or those of a package's sections."""
+    """Return the error messages of an entry of `ValidationError.errors()`: several for the sections of packages."""
     cause = pydantic_error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return [".".join([*map(str, pydantic_error["loc"]), line]) for line in cause.errors]

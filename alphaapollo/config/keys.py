@@ -122,7 +122,7 @@ def find_map_key_of_entry(entry_key: str, schema: type[BaseModel]) -> str | None
 
 @cache
 def list_plugin_maps(schema: type[BaseModel]) -> dict[str, str]:
-    """Return {map of the sections of packages: what their names start with}: {"env.plugins": "env", ...}."""
+    """Return {map of the sections of packages: first part of their registered names}: {"env.plugins": "env", ...}."""
     keys = list_keys(schema).values()
     return {key.name: marker.parent for key in keys for _, marker in get_field_markers(key, PluginSections)}
 
@@ -137,14 +137,15 @@ def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
             section = key.partition(".")[0]
             if f"{parent}.{section}" in find_own_plugins("sections"):
                 return f"{outer}.{key}"
-            is_free = section not in list_sections(schema)[outer]
-            return f"{map_key}.{key}" if is_free and f"{parent}.{section}" in find_plugins("sections") else name
+            is_core_section = section in list_sections(schema)[outer]
+            is_package = not is_core_section and f"{parent}.{section}" in find_plugins("sections")
+            return f"{map_key}.{key}" if is_package else name
     return name
 
 
 def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> None:
-    """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Those of
-    plug-ins that are missing are dropped, because nothing reads them."""
+    """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Sections
+    of missing plug-ins are dropped, because nothing reads them."""
     for map_key in list_plugin_maps(schema):
         for outer in (map_key.rpartition(".")[0], map_key):
             section = find_nested_map(values, outer)

@@ -108,7 +108,7 @@ def get_attention_kernel(model: Model) -> Attention:
 
 
 def count_engine_gpus(rollout: Rollout, trainer: Trainer) -> int:
-    """Return the number of GPUs of the nodes for engines; without such nodes, of the training GPUs."""
+    """Return the number of GPUs of the nodes for engines or, without such nodes, the number of training GPUs."""
     return rollout.nnodes * (rollout.n_gpus_per_node or trainer.n_gpus_per_node) or trainer.num_ranks
 
 

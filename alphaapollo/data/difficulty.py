@@ -43,9 +43,9 @@ def draw_prompts(weights: np.ndarray, positions: Sequence[int], seed: int, taken
         rng = np.random.default_rng(derive_seed(seed, "sampler", position))
         index = _draw_index(cumulative, rng.random())
         if index in excluded:
-            free = weights.copy()
-            free[list(excluded)] = 0.0
-            index = _draw_index(np.cumsum(free) if free.any() else cumulative, rng.random())
+            free_weights = weights.copy()
+            free_weights[list(excluded)] = 0.0
+            index = _draw_index(np.cumsum(free_weights) if free_weights.any() else cumulative, rng.random())
         excluded.add(index)
         drawn.append(index)
     return drawn

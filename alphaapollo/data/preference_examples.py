@@ -197,7 +197,7 @@ def _split_common_prompt(
 
 
 def _split_common_text(chosen: str, rejected: str, row: DataRow, data: PairData) -> tuple[str, str, str]:
-    """Split two texts into their common words, which are the prompt, the chosen answer and the rejected answer."""
+    """Split two texts into the prompt (the words with which both begin), the chosen answer and the rejected answer."""
     common = chosen[: count_equal_items(chosen, rejected)]
     end = max(common.rfind(" "), common.rfind("\n"))  # the answers begin with the space
     if not common[: max(end, 0)].strip():

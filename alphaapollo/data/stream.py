@@ -25,8 +25,8 @@ def choose_rows(rows: Sequence[R], max_rows: int, seed: int, shuffle: bool) -> l
 
 
 class PromptStream:
-    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False. Its
-    first epoch begins at position `start` of the training run, after which the data has changed; usually 0."""
+    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False. The
+    first epoch begins at position `start` of the training run: 0, or the position at which the data has changed."""
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
         assert num_prompts > 0
@@ -74,6 +74,7 @@ class WeightedFileStream:
     def _example_index(self, position: int) -> int:
         (slot,) = self._slots.prompt_indices(position, 1)
         source = int(np.searchsorted(self._quota_ends, slot, side="right"))
-        quota = self._quotas[source]
-        source_position = position // self.num_prompts * quota + slot - (int(self._quota_ends[source]) - quota)
+        epoch, quota = position // self.num_prompts, self._quotas[source]
+        first_slot = int(self._quota_ends[source]) - quota
+        source_position = epoch * quota + slot - first_slot
         return int(self._file_starts[source]) + self._sources[source].prompt_indices(source_position, 1)[0]

@@ -116,8 +116,8 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine, notices: list[
     plan = replace(plan, model=choose_kernels(plan.model, role.model))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     config = config.model_copy(update={"actor_rollout_ref": resolved})
-    may_choose = role.model.enable_gradient_checkpointing == "auto"
-    fitted, memory, memory_notices = fit_to_memory_if_measurable(config, plan.placement.device, machine, may_choose)
+    device, is_checkpointing_auto = plan.placement.device, role.model.enable_gradient_checkpointing == "auto"
+    fitted, memory, memory_notices = fit_to_memory_if_measurable(config, device, machine, is_checkpointing_auto)
     notices += memory_notices
     chosen = fitted.actor_rollout_ref
     return replace(

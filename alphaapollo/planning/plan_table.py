@@ -33,7 +33,7 @@ def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory
 
 
 def summarize_memory(plan: MemoryPlan | None) -> PlannedMemory | None:
-    """Return the memory that plan.json has and the table shows."""
+    """Convert planned memory to GiB, for plan.json and the table."""
     if plan is None:
         return None
     gib = {phase: {kind: size / GIB for kind, size in usage.items() if size} for phase, usage in plan.phases.items()}
