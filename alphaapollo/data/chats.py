@@ -272,7 +272,7 @@ class RowContext:
         return bool(self.messages or self.system_prompt or "tools" in self.template_arguments)
 
     def read_chat(self, value: Sequence[object], column: str) -> list[Message]:
-        """Return the context's messages and the chat in a column, with images. Raises ValueError for a wrong chat."""
+        """Return the context's messages and the chat in a column, with images. Raises ValueError if it is malformed."""
         chat = join_context(self.messages, place_images(read_chat(value, repr(column), self.reader), self.images))
         return add_system_message(chat, self.system_prompt)
 

@@ -278,7 +278,7 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
             if piece.is_trained and lacks_end and eos is not None:
                 ids.append(eos)
             mask += [int(piece.is_trained)] * (len(ids) - len(mask))
-            ends += [len(ids) - 1] * piece.is_trained
+            ends += [len(ids) - 1] if piece.is_trained else []
         mask[0] = 0  # the first token, e.g. of a text without BOS, cannot be predicted: it has no context
         encoded_images = tuple(image.encoded_image for piece in example for image in piece.encoded_images)
         images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from alphaapollo.data.rendering import Renderer
 
 TRUTH_COLUMNS = ("expected_answer", "final_answer", "golden_answers", "answers", "solution", "Answer", "label")
-"""Columns that may have the ground truth if a row has neither `ground_truth` nor `answer`. Its first one is read."""
+"""Columns that may have the ground truth if a row has neither `ground_truth` nor `answer`. The first one counts."""
 VERL_COLUMNS = ("ground_truth", "answer", "reward_model", "extra_info", "env_kwargs")  # may have a ground truth, too
 PARSED_COLUMNS = {*CONTEXT_COLUMNS, *TRUTH_COLUMNS, *VERL_COLUMNS, "metadata", "objects", "videos", "audios"}
 JSON_TEXT, KEY, VARIABLE = "JSON written as text in the column", "the key of messages", "the variable"

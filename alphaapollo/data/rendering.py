@@ -147,8 +147,8 @@ class Renderer:
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following
-        template_end = self.template_end_ids
-        if template_end and self.missing_end_ids and following[: len(template_end)] == template_end:  # text, no token
+        template_end = self.template_end_ids  # a text, without stop token, if there are missing_end_ids
+        if template_end and self.missing_end_ids and following[: len(template_end)] == template_end:
             return following[len(template_end) :]
         is_end = following[end] in (last_sampled_token, *self._closing_ids)
         return following[end + 1 :] if is_end else following

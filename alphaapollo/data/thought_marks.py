@@ -36,8 +36,8 @@ class MarkFinder:
         skips_special_tokens: bool,
     ):
         self.pair = find_template_marks(render) if tokenizer.chat_template else DEFAULT_MARKS
-        self._renamed = {} if self.pair[0] in PAIRS else dict(zip(self.pair, DEFAULT_MARKS, strict=True))
-        self._pattern = re.compile("|".join(map(re.escape, self._renamed)) or "(?!)")  # (?!) matches nothing
+        self._new_names = {} if self.pair[0] in PAIRS else dict(zip(self.pair, DEFAULT_MARKS, strict=True))
+        self._pattern = re.compile("|".join(map(re.escape, self._new_names)) or "(?!)")  # (?!) matches nothing
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         marks = {*PAIRS, *PAIRS.values(), *self.pair}
@@ -48,21 +48,21 @@ class MarkFinder:
     def find(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Marks:
         """Return the marks that the text of an answer lacks. Marks of this chat template become DEFAULT_MARKS."""
         end = self._decode(list(prompt_ids[-MAX_MARK:])).rstrip()
-        renamed = (name for mark, name in self._renamed.items() if end.endswith(mark))
-        opened = split_open_mark(end)[1] or next(renamed, "")
+        names = (name for mark, name in self._new_names.items() if end.endswith(mark))
+        opened = split_open_mark(end)[1] or next(names, "")
         return [*([(0, opened)] if opened else []), *self._find_in_answer(token_ids)]
 
     def _find_in_answer(self, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
         position = 0
-        if not self._ids and not self._renamed:
+        if not self._ids and not self._new_names:
             return
         for is_mark, run in groupby(token_ids, self._ids.__contains__):
             text = self._decode([*run], skip_special_tokens=self._skips_special_tokens and not is_mark)
             if is_mark:
-                yield position, self._renamed.get(text, text)
+                yield position, self._new_names.get(text, text)
                 continue
             for found in self._pattern.finditer(text):  # the thought includes the template's marks
-                name = self._renamed[found[0]]
+                name = self._new_names[found[0]]
                 yield position + (found.start() if name == DEFAULT_MARKS[0] else found.end()), name
             position += len(text)
 

@@ -189,7 +189,7 @@ def show_run_end(console: Console, config: CommandConfig) -> None:
             lines.append(f"warnings: {count}, printed above")
         if best := CheckpointFolder(folder / "checkpoints", None, keep_best).find_best():
             lines.append(f"{keep_best} is best in {best}")
-        lines += [f"model: {folder / 'model'}"] * (folder / "model").is_dir()
+        lines += [f"model: {folder / 'model'}"] if (folder / "model").is_dir() else []
         trains_policy = isinstance(config, Config | TuningConfig) and not isinstance(config, RmConfig)
         lines += list_next_commands(folder, trains_policy)
     console.show_end(lines)

@@ -18,7 +18,7 @@ def estimate_engine(config: Config, device: Device) -> Usage:
     # in a step: activations, float32 logits, and a copy of the logits to sample from
     activations = 2 * estimate_layer_bytes(model, 1, max(rollout.max_num_batched_tokens, config.data.max_length)) // 3
     logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)
-    return weights + Usage({"engine buffers": (activations // parallel + logits) * (device == "cuda")})
+    return weights + Usage({"engine buffers": activations // parallel + logits if device == "cuda" else 0})
 
 
 def count_kv_token_bytes(config: Config) -> int:

@@ -117,7 +117,7 @@ def plan_memory(
     frozen = _make_frozen_models(config, device, policy.shards) if isinstance(config, Config) else []
     models = [*trained.values(), *frozen]
     num_further = len(trained) - 1 + int(isinstance(config, Config) and config.reward_model.enable)  # critic, scorer
-    runtime = PROCESS[device] + FURTHER_PROCESS * num_further * (device == "cuda")
+    runtime = PROCESS[device] + (FURTHER_PROCESS * num_further if device == "cuda" else 0)
     idle = sum(map(estimate_idle, models), Usage(runtime=runtime))
     increases = {name: estimate_update(model) - estimate_idle(model) for name, model in trained.items()}
     has_processes = has_worker_processes(trainer)
@@ -130,8 +130,8 @@ def plan_memory(
     if isinstance(config, Config) and _changes_frozen_models(config):
         copied += sum(model.state.total() for model in frozen if model.sizes is policy.sizes)
     if device == "cpu":
-        libraries = has_processes * (1 + ranks * num_further) * PROCESS["cpu"]  # of driver and further processes
-        libraries += RAY * (resolve_controller(trainer) == "ray")
+        libraries = (1 + ranks * num_further) * PROCESS["cpu"] if has_processes else 0  # driver, further processes
+        libraries += RAY if resolve_controller(trainer) == "ray" else 0
         phases = {name: _multiply(usage, ranks) + Usage(runtime=libraries) for name, usage in phases.items()}
     records = any(getattr(trainer, key, None) for key in ("record_steps", "verify_first_iteration"))
     gpu = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
@@ -140,7 +140,7 @@ def plan_memory(
         capacity,
         "this machine" if device == "cpu" else gpu,
         offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
-        checkpoint_copy_bytes=ranks * copied * bool(trainer.save_freq not in (-1, 0) or records),
+        checkpoint_copy_bytes=ranks * copied if trainer.save_freq not in (-1, 0) or records else 0,
         shards=policy.shards,
         traffic_bytes=policy.traffic_bytes,
     )
@@ -215,7 +215,7 @@ def _add_phases(
         weights = sum(usage["frozen models"] for usage in increases)
         updates[next(iter(updates))] += Usage({"frozen models": weights, "gathered layers": heads})
     is_offloaded = policy.offloads("param_offload") and not policy.offloads("offload_policy")
-    reloaded = idle + Usage(weights=policy.state["weights"] * is_offloaded)
+    reloaded = idle + Usage(weights=policy.state["weights"] if is_offloaded else 0)
     largest = max(increases, key=Usage.total, default=None)  # frozen models compute one after the other
     passes = {} if largest is None else {"frozen models compute": reloaded + largest}
     width = get_dtype_bytes(config.actor_rollout_ref.rollout.dtype)
@@ -239,13 +239,13 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         weights = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and " if device == "cuda" else ""
         needs = f"{weights}{sequence_bytes / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
         shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}."
-    engine["kv cache"] = max(0, cache) * has_process
+    engine["kv cache"] = max(0, cache) if has_process else 0
     is_reducible = device == "cuda" and rollout.gpu_memory_utilization == "auto"
     plan = replace(
         plan,
         engine_share=share,
         kv_cache_tokens=engine["kv cache"] // token_bytes,
-        spare_kv_cache=max(0, engine["kv cache"] - sequence_bytes) * is_reducible,
+        spare_kv_cache=max(0, engine["kv cache"] - sequence_bytes) if is_reducible else 0,
         problem=shortage,
     )
     if device == "cpu":
@@ -253,7 +253,7 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         processes = (3 if has_process else 1) * has_worker_processes(config.trainer, count)
         engines = _multiply(engine + Usage(runtime=processes * PROCESS["cpu"]), count)
         return replace(plan, phases={name: usage + engines for name, usage in phases.items()})
-    asleep = Usage({"engine buffers": SLEEPING_ENGINE * has_process})
+    asleep = Usage({"engine buffers": SLEEPING_ENGINE if has_process else 0})
     if not rollout.colocate:
         training_phases = {name: usage for name, usage in phases.items() if name != "generate"}
         return replace(plan, phases=training_phases | {"generate (an engine's GPU)": engine + asleep})

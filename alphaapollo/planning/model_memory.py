@@ -219,7 +219,7 @@ def make_rank_model(
     logit_bytes = FLOAT32 * logit_copies * chunk
     if logit_copies and device == "cpu":  # on a GPU, a block is a chunk, and one of the copies
         logit_bytes += width * block
-    head_gradients = (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapters)
+    head_gradients = (FLOAT32 + width) * sizes.head_parameters if logit_copies and not adapters else 0
     return RankModel(
         sizes,
         fsdp,
@@ -253,7 +253,7 @@ def estimate_pass(model: RankModel) -> Usage:
 def estimate_update(model: RankModel) -> Usage:
     """Estimate the memory of an update at its peak: in the head, in a layer, in the reduction of the root's gradients
     or in the optimizer step."""
-    sizes, width, fsdp, reduction = model.sizes, model.dtype_bytes, model.fsdp, FLOAT32 * (not model.adapts)
+    sizes, width, fsdp, reduction = model.sizes, model.dtype_bytes, model.fsdp, (0 if model.adapts else FLOAT32)
     assert isinstance(fsdp, Fsdp)
     root, layer = sizes.root_parameters, sizes.count_gathered_layer(fsdp.ep_size)
     gradients = FLOAT32 * -(-model.trained // model.shards)

@@ -215,8 +215,8 @@ def routers_are_unsupported(use: ModelUse, context: CheckContext) -> Any:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
-    keys = [f"{use.key.removesuffix('path')}router_aux_loss_coef={coef:g}"] * bool(coef)
-    setting = " and ".join(keys + [f"{use.engine_section}.router_replay=true"] * replays)
+    keys = [f"{use.key.removesuffix('path')}router_aux_loss_coef={coef:g}"] if coef else []
+    setting = " and ".join([*keys, f"{use.engine_section}.router_replay=true"] if replays else keys)
     if RouterHooks.wrap_routers(load_without_weights(use.model)) is None:
         return setting, "is not a mixture of experts with supported routers"
     lacks_loss = coef and not hasattr(use.config.get_text_config(), "router_aux_loss_coef")

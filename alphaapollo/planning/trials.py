@@ -278,7 +278,7 @@ def describe_sources(
         sizes = f"{min(lengths)} to {max(lengths)} tokens (median {median_low(lengths)} of {len(lengths)} rows)"
         parts = [f"{len(rows)} rows, prompts of {sizes}", truths.get(source, "ground truth not tried")]
         unread = sorted({name for prompt in first for name in prompt.extra_info} - READ_COLUMNS - {truth_key})
-        parts += [f"not read: {', '.join(unread)}"] * bool(unread and not reads_columns)
+        parts += [f"not read: {', '.join(unread)}"] if unread and not reads_columns else []
         found[source or "no data_source"] = "; ".join(parts)
     num_left_out = len(sources) - len(found)
     return found | ({"more": f"{num_left_out} data sources"} if num_left_out > 0 else {})
