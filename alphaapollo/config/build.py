@@ -33,7 +33,7 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     try:
         config = schema.model_validate_json(json.dumps(values), strict=True, context={"build": build_config})
     except ValidationError as error:
-        given = json.loads(json.dumps(values))  # keys are texts, as in the errors
+        given = json.loads(json.dumps(values))  # keys become texts, as in the errors
         lines = [line for detail in error.errors() for line in describe_validation_errors(schema, detail, given)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
     if isinstance(config, Section):
@@ -53,15 +53,15 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
         return f"{shown}: {missing}"
     if status := find_key_status("verl", name, schema):
         return f"{shown}: a key of verl, {status}."
-    others = [command for command, other in COMMANDS.items() if name in list_keys(other)]
+    others = [command for command, other_schema in COMMANDS.items() if name in list_keys(other_schema)]
     if others and not any(find_answer(project, name, schema) for project in PROJECTS):
         return f"{shown}: a key of {', '.join(others)}, which this command does not have."
     if status := find_option_status(name, schema):
         return f"{shown}: {status}."
     near = find_similar_keys(name, list_keys(schema))
     if schema in COMMANDS.values() and not any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near):
-        for command, other in COMMANDS.items():
-            if status := find_option_status(name, other):
+        for command, other_schema in COMMANDS.items():
+            if status := find_option_status(name, other_schema):
                 return f"{shown}: {status} in {command}. This command has no such key."
     return f"{shown}: unknown key.{format_suggestion(near) or ' docs/config.md lists the pages of all keys.'}"
 

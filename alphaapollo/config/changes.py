@@ -66,8 +66,8 @@ def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     if (command_rule := find_key_rule(config.resume_rules, key)) is not None:
         return command_rule
     section, innermost = rules[-1] if rules else ("", ResumeRule("applied"))
-    is_met = innermost.when is None or innermost.when.is_met(get_value(config, section + innermost.when.key))
-    return innermost if is_met else ResumeRule("applied")
+    applies = innermost.when is None or innermost.when.is_met(get_value(config, section + innermost.when.key))
+    return innermost if applies else ResumeRule("applied")
 
 
 def identify_command(saved_config: Mapping[str, object]) -> str | None:

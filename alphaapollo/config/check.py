@@ -108,7 +108,8 @@ def _find_other_key(config: Section, section: str, condition: ActiveWhen) -> _Ot
 
 def find_unmet_requirements(config: Section) -> Iterator[str]:
     """Yield an error for each active key that has an unmet Requires marker."""
-    for key in (key for key in list_all_keys(config).values() if not find_key_rule(config.unread_keys, key)):
+    read_keys = [key for key in list_all_keys(config).values() if not find_key_rule(config.unread_keys, key)]
+    for key in read_keys:
         value = get_value(config, key.name)
         for section, rule in get_field_markers(key, Requires):
             condition = rule.condition

@@ -273,8 +273,8 @@ def list_entry_keys(config: BaseModel) -> Iterator[Key]:
         for name, entry in entries:
             if isinstance(entry, BaseModel):
                 defaults = type(entry).model_construct()  # without the values of required keys
-                markers = tuple((at, rule) for at, rule in key.markers if isinstance(rule, ActiveWhen | ResumeRule))
-                yield from _list_section_keys(defaults, f"{key.name}.{name}.", markers)
+                rules = [(prefix, rule) for prefix, rule in key.markers if isinstance(rule, ActiveWhen | ResumeRule)]
+                yield from _list_section_keys(defaults, f"{key.name}.{name}.", tuple(rules))
 
 
 def list_all_keys(config: BaseModel) -> dict[str, Key]:

@@ -1,8 +1,9 @@
 """Combinations of settings, and machines, that cannot work: the rows of a table, and the function that checks them.
 
-A row is a function with the decorator `requirement`. Rows about advantage estimators and policy losses are in
-trainer/setup/combinations.py, rows about model families in planning/model_requirements.py, and rows about the engine of
-a plug-in or a package in its class (Engine.list_requirements).
+A row is a function with the decorator `requirement`. If the settings conflict, it returns the values for its message,
+else a false value: `size > limit and (size, limit)` is the tuple or False. Rows about advantage estimators and policy
+losses are in trainer/setup/combinations.py, rows about model families in planning/model_requirements.py, and rows about
+the engine of a plug-in or a package in the engine's class (Engine.list_requirements).
 """
 
 from __future__ import annotations

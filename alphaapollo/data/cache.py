@@ -47,7 +47,7 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     today = str(date.today()) if DATE in template and DATE not in renderer.template_arguments else ""
     try:
         key = hashlib.sha256(msgspec.json.encode((rendering, tokens, code, today, inputs))).hexdigest()
-    except (TypeError, ValueError):  # `compute` may refuse the value
+    except (TypeError, ValueError):  # a value has no JSON form; `compute` may refuse it
         return compute()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     file = Path(os.environ.get("ALPHAAPOLLO_CACHE") or Path(cache, "alphaapollo/rows")).expanduser() / f"{key}.pickle"

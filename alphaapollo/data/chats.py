@@ -221,7 +221,7 @@ def _read_weight(raw: JsonObject) -> bool:
             raise ValueError(f"{key}={shorten_repr(weight)} is not supported. Use weight: 1 or 0.")
     if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
         raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
-    return all(not weight if key in MASK_KEYS else weight for key, weight in weights.items())
+    return all((not weight) if key in MASK_KEYS else weight for key, weight in weights.items())
 
 
 def _read_calls(value: object) -> list[ToolCall]:
@@ -301,8 +301,7 @@ def reads_arguments_as_text(render: Callable[[Sequence[ChatMessage], bool], str]
 
 def write_arguments_as_text(message: ChatMessage) -> ChatMessage:
     """Return a message whose calls have JSON text as arguments, and None as content if it is empty."""
-    calls = message.get("tool_calls")
-    if not calls:
+    if not (calls := message.get("tool_calls")):
         return message
     texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
     functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]

@@ -160,10 +160,8 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
         with _explain_library_errors(name):
             loaded = datasets.load_dataset(str(folder), entry.config)
         return replace(_choose_dataset(loaded, replace(entry, split=split), splits), files=files)
-    split_files = {*chain(*by_split.values())}
-    unread = [
-        file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in split_files
-    ]
+    assigned = {*chain(*by_split.values())}
+    unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in assigned]
     notice = f"{name}: files that belong to no split are not read: {', '.join(unread[:3])}."
     return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if unread and not entry.config else ())
 
@@ -278,7 +276,7 @@ def read_rows(path: str | Path) -> DataRows:
 
 def _read_dataset(dataset: Any, name: str) -> list[DataRow | BadRow]:
     with _explain_library_errors(name):
-        check_memory(len(dataset), 0, dataset.data.nbytes)
+        check_memory(len(dataset), num_values=0, num_bytes=dataset.data.nbytes)
         return [*dataset.with_format("arrow")[:].to_pylist()]
 
 
@@ -323,7 +321,7 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
     (path,) = files
     kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
-        check_memory(0, 0, path.stat().st_size)
+        check_memory(num_rows=0, num_values=0, num_bytes=path.stat().st_size)
         if path.name.lower().endswith(("json", "jsonl")):
             return _read_json(path, _convert_to_utf8(path.read_bytes()), kind)
         import pyarrow  # only now: gpu-check reads jsonl without it

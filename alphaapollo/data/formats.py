@@ -57,11 +57,11 @@ def read_rows_in_known_format(
     if any({*group} <= columns for group in needed):
         return rows, find_unread_content(path, rows, {*names.values()}, optional, renderer)
     candidates = () if {*RESULT_COLUMNS} <= columns else formats
-    if known := next((known for known in candidates if {*known.columns} <= columns), None):
-        converted = (row | {names.get(key, key): value for key, value in known.convert(row).items()} for row in rows)
-        names_read = f"the column{'s' * (len(known.columns) > 1)} {', '.join(known.columns)}"
-        conversion = DataFinding(path, names_read, f"read as {known.name}", len(rows), len(rows))
-        unread = find_unread_content(path, rows, {*known.columns, *known.optional}, optional, renderer)
+    if found := next((candidate for candidate in candidates if {*candidate.columns} <= columns), None):
+        converted = (row | {names.get(key, key): value for key, value in found.convert(row).items()} for row in rows)
+        names_read = f"the column{'s' * (len(found.columns) > 1)} {', '.join(found.columns)}"
+        conversion = DataFinding(path, names_read, f"read as {found.name}", len(rows), len(rows))
+        unread = find_unread_content(path, rows, {*found.columns, *found.optional}, optional, renderer)
         return DataRows(converted, rows.locations, rows.source), [conversion, *unread]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
     keys = ", ".join(f"data.{name}_key" for name in names)

@@ -29,7 +29,7 @@ IMAGE_PART = "image_pil"  # type of a part of an agent's message; the part's `uu
 IMAGE_KEYS = ("bytes", "image", "image_url", "url", "path")  # the first one that is not None counts
 DOWNLOAD_TIMEOUT = 30.0  # seconds that a server may take to send anything
 MAX_DOWNLOAD = 32 << 20  # bytes
-DOWNLOADS_KEPT = 4096  # images that several rows may share
+DOWNLOADS_KEPT = 4096  # downloaded images that stay in memory, because several rows may have the same one
 
 
 @dataclass(frozen=True)

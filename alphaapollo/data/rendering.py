@@ -160,9 +160,10 @@ class Renderer:
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
-        end = self.turn_end_ids
-        start = next((index for index, token in enumerate(end) if token in self._marker_ids), 0)
-        return token_ids + end[start + 1 :] if end[start : start + 1] == token_ids[-1:] else token_ids
+        turn_end = self.turn_end_ids
+        marker = next((index for index, token in enumerate(turn_end) if token in self._marker_ids), 0)
+        ends_with_marker = turn_end[marker : marker + 1] == token_ids[-1:]
+        return token_ids + turn_end[marker + 1 :] if ends_with_marker else token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text without special tokens and without a stop token at the end, for display, graders and
@@ -275,8 +276,8 @@ class Renderer:
         """Patterns of control strings by role; other roles are like the user. The assistant may write special tokens
         that do not start or end a turn, e.g. those of tool calls."""
         question, answer = Message(role="user", content=PLACEHOLDER), Message(role="assistant", content=PLACEHOLDER)
-        frame = set[int]()
-        with suppress(ValueError):  # a template for other chats
+        frame = set[int]()  # tokens that start or end turns
+        with suppress(ValueError):  # the template rejects this chat
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
             frame = ({*self.encode([shown])[0]} & self._marker_ids) | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
@@ -290,7 +291,7 @@ class Renderer:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an assistant turn: EOS, those of generation_config.json, and the chat template's
+        """Ids of the tokens that end an assistant turn: EOS, the ids in generation_config.json, and the chat template's
         first token with a name after an answer. Raises ValueError if generation_config.json cannot be read."""
         ids = [self.tokenizer.eos_token_id]
         for path in dict.fromkeys((str(self.tokenizer.name_or_path), self.model_path)):

@@ -104,7 +104,7 @@ def check_arrow_files(folder: Path) -> None:
             is_file = opened.read(6) == b"ARROW1"
             opened.seek(8 * is_file)
             num_rows, num_bytes = measure_arrow(opened)
-        check_memory(num_rows, 0, num_bytes)
+        check_memory(num_rows, num_values=0, num_bytes=num_bytes)
 
 
 def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def find_template_marks(render: Callable[[Sequence[ChatMessage], bool], str]) ->
     thinking = add_thoughts(Message(role="assistant", content="!"), THOUGHT)
     try:
         before, _, after = render([Message(role="user", content="?"), thinking], False).partition(THOUGHT)
-    except ValueError:  # a template for other chats
+    except ValueError:  # the template rejects this chat
         return DEFAULT_MARKS
     opening, closing = re.search(rf"({MARK})\s*\Z", before), re.match(rf"\s*({MARK})", after)
     if known := split_open_mark(before)[1]:

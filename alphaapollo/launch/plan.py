@@ -51,9 +51,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str]) -> Plan:
     """Resolve the `auto` values of a configuration that is checked and whose user modules are loaded. Appends to
     `notices`."""
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
-    estimator = get_estimator(algorithm.adv_estimator)
+    estimator, trainer = get_estimator(algorithm.adv_estimator), config.trainer
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
     num_trajectories = config.trajectories_per_batch * (max(1, trainer.max_staleness) if trainer.async_mode else 1)

@@ -30,7 +30,7 @@ from alphaapollo.planning.model_memory import (
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
-FURTHER_PROCESS = GIB * 6 // 10  # each further process on a GPU
+FURTHER_PROCESS = GIB * 6 // 10  # each process on a GPU besides the policy's: critic, reward model
 SLEEPING_ENGINE = GIB * 5 // 2  # CUDA context, NCCL and tensor-parallel buffers of an engine that sleeps
 RAY = GIB * 9 // 10  # processes of Ray on a node
 USABLE = 0.9  # share of a device, because of fragmentation
@@ -87,7 +87,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> float:
-        """Bytes above 90 % of the device, summed over the phases; 10 % are for fragmentation. 0: unknown capacity."""
+        """Bytes above 90 % of the device, summed over the phases; 10 % are for fragmentation. Unknown capacity: 0."""
         limit = USABLE * self.capacity or math.inf
         return sum(max(0.0, usage.total() - limit) for usage in self.phases.values())
 
@@ -116,7 +116,7 @@ def plan_memory(
     policy = next(iter(trained.values()))
     frozen = _make_frozen_models(config, device, policy.shards) if isinstance(config, Config) else []
     models = [*trained.values(), *frozen]
-    num_further = len(trained) - 1 + int(isinstance(config, Config) and config.reward_model.enable)  # critic, scorer
+    num_further = len(trained) - 1 + int(isinstance(config, Config) and config.reward_model.enable)
     runtime = PROCESS[device] + (FURTHER_PROCESS * num_further if device == "cuda" else 0)
     idle = sum(map(estimate_idle, models), Usage(runtime=runtime))
     increases = {name: estimate_update(model) - estimate_idle(model) for name, model in trained.items()}
@@ -186,8 +186,8 @@ def _make_frozen_models(config: Config, device: Device, shards: int) -> list[Ran
     for key, model in make_teacher_model_sections(role.model, teacher).items():
         frozen.append(make_frozen_model(model, teacher.local_models[key].fsdp_config, device, shards, tokens))
     if scorer.enable:
-        model, shards = role.model.model_copy(update={"path": scorer.model.path}), config.trainer.num_ranks
-        frozen.append(make_frozen_model(model, scorer.model.fsdp_config, device, shards, tokens))
+        model = role.model.model_copy(update={"path": scorer.model.path})
+        frozen.append(make_frozen_model(model, scorer.model.fsdp_config, device, config.trainer.num_ranks, tokens))
     return frozen
 
 

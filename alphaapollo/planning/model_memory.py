@@ -83,7 +83,7 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     experts_per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
     outputs = [sum(part.out_features for part in layer.modules() if isinstance(part, nn.Linear)) for layer in layers]
     expert_outputs = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
-    numbers = [dense + experts_per_token * expert for dense, expert in zip(outputs, expert_outputs, strict=True)]
+    layer_outputs = [dense + experts_per_token * expert for dense, expert in zip(outputs, expert_outputs, strict=True)]
     scales = [getattr(part, "weight", None) for part in layers[-1].modules() if "Norm" in type(part).__name__]
     norms = [len(scale) for scale in scales if isinstance(scale, Tensor)]
     head_size, qk_heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
@@ -97,7 +97,7 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         root_parameters=total - sum(gathered_counts),
         layer_parameters=max(gathered_counts, default=0),
         num_layers=len(layers),
-        saved_per_token=2 * max(numbers),
+        saved_per_token=2 * max(layer_outputs),  # inputs are about as large as outputs
         norms_per_token=max(norm_numbers, config.hidden_size) - config.hidden_size,
         expert_parameters=sum(expert_counts),
         layer_expert_parameters=max(expert_counts),
@@ -220,6 +220,7 @@ def make_rank_model(
     if logit_copies and device == "cpu":  # on a GPU, a block is a chunk, and one of the copies
         logit_bytes += width * block
     head_gradients = (FLOAT32 + width) * sizes.head_parameters if logit_copies and not adapters else 0
+    layer_gradients = 0 if adapters else width * sizes.count_gathered_layer(fsdp.ep_size)
     return RankModel(
         sizes,
         fsdp,
@@ -229,7 +230,7 @@ def make_rank_model(
         trained=trained,
         adapts=bool(adapters),
         saved_bytes=sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
-        layer_bytes=layer * recomputes + layer // 3 + width * sizes.count_gathered_layer(fsdp.ep_size) * (not adapters),
+        layer_bytes=(layer if recomputes else 0) + layer // 3 + layer_gradients,
         head_bytes=logit_bytes + head_gradients,
         steps_per_update=steps_per_update,
         device=device,

@@ -48,7 +48,7 @@ from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
 class ModelUse:
     """Model of a command, and the settings that the model must support."""
 
-    key: str  # config key of its path, e.g. model.path
+    key: str  # config key of the model's path, e.g. model.path
     model: Model
     writes_text: bool = True  # False: a critic, a reward model or a teacher
     engine: Rollout | None = None  # settings of the engine that serves the model
@@ -60,8 +60,8 @@ class ModelUse:
     ulysses_size: int = 1  # ranks that share every sequence
     ulysses_section: str = ""  # e.g. actor_rollout_ref.actor.
     policy: Model | None = None  # policy whose prepared images the model reads
-    trains_scores: bool = False  # main_rm
-    optimizer: str = ""  # of a policy
+    trains_scores: bool = False  # True: the model becomes a reward model (main_rm)
+    optimizer: str = ""  # name of a policy's optimizer
     self_teacher_length: int = 0  # maximum tokens that the policy reads as its own teacher
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ import psutil
 
 from alphaapollo.utils.json_types import JsonObject
 
-PY_SPY_SECONDS = 20.0  # per process
+PY_SPY_SECONDS = 20.0  # time limit of py-spy for one process
 
 
 @dataclass(frozen=True, slots=True)
