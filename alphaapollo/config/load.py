@@ -115,7 +115,8 @@ def load_config_and_user_settings(
     """
     plugin_folder = Path(inspect.getfile(schema)).resolve().parent / "configs"
     shipped = [find_shipped_config_folder(), *([plugin_folder] if plugin_folder.is_dir() else [])]
-    presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped[0].glob("*/*.yaml"))] * (schema is Config)
+    preset_files = sorted(shipped[0].glob("*/*.yaml")) if schema is Config else []
+    presets = [f"{file.parent.name}={file.stem}" for file in preset_files]
     options = _parse_options(argv, schema, config_name, presets)
     folders = [Path(options.config_dir).expanduser().resolve(), *shipped] if options.config_dir else shipped
     if not folders[0].is_dir():
@@ -198,7 +199,7 @@ def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
     files = {file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")}
     if str(name) in files:
         return files[str(name)]
-    prefix, where = f"{group}=" if group else "--config-name ", ", ".join(map(str, folders))
+    prefix, where = (f"{group}=" if group else "--config-name "), ", ".join(map(str, folders))
     if renamed := RENAMED_PRESETS.get(f"{prefix}{name}"):
         raise ConfigError(f"{prefix}{name}: renamed to {renamed}. Set {renamed}.")
     hint = suggest_similar(str(name), [*files]) or f" Known: {', '.join(f'{prefix}{stem}' for stem in sorted(files))}."
@@ -208,9 +209,9 @@ def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
 def _list_layers(
     values: JsonObject, schema: type[BaseModel], folders: Sequence[Path], chosen: Mapping[str, object]
 ) -> Iterator[tuple[str, JsonObject]]:
-    """Yield (preset or "", values) of a YAML file and of the files in its defaults list; later ones override others.
+    """Yield (preset or "", values) of a YAML file and of the files in its defaults list; later values override earlier.
 
-    chosen: presets of the command line by group, which replace those of the file."""
+    chosen: presets of the command line by group, which replace the presets of the file."""
     entries = values.get("defaults") or []
     entries = entries if "_self_" in entries else ["_self_", *entries]
     for entry in entries:
@@ -363,7 +364,7 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
         if override.is_sweep_override():
             key, _, value = word.partition("=")
             one_run = f"Set one, or write a list: '{key}=[{value}]'."
-            all_runs = " For a run with each: alphaapollo sweep." * is_available("commands", "sweep")
+            all_runs = " For a run with each: alphaapollo sweep." if is_available("commands", "sweep") else ""
             raise ConfigError(f"{word} sets several values. {one_run}{all_runs}")
     return overrides
 

@@ -35,10 +35,9 @@ def difficulty_weights(rates: np.ndarray) -> np.ndarray:
 
 def draw_prompts(weights: np.ndarray, positions: Sequence[int], seed: int, taken: Collection[int]) -> list[int]:
     """Draw the index of a prompt for each position of the run, with probability proportional to its weight [N]. Prompts
-    that are `taken`, or drawn by an earlier position, are drawn only if no other has a weight above 0. The random
-    numbers depend on seed and position alone."""
-    drawn, cumulative = [], np.cumsum(weights)
-    excluded = set(taken)
+    that are `taken`, or drawn by an earlier position, are drawn only if no other prompt has a weight above 0. The
+    random numbers depend only on seed and position."""
+    drawn, excluded, cumulative = [], set(taken), np.cumsum(weights)
     for position in positions:
         rng = np.random.default_rng(derive_seed(seed, "sampler", position))
         index = _draw_index(cumulative, rng.random())

@@ -282,9 +282,8 @@ def reads_images(config: PretrainedConfig) -> bool:
 def load_image_processor(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> ImageProcessor | None:
-    """Load the processor of a model, given as hub id or local folder. None if the model does not read images. A
-    tokenizer without chat template gets the processor's. Raises ValueError if a vision-language model has no
-    processor."""
+    """Load the processor of a model, given as hub id or local folder; None if the model reads no images. A tokenizer
+    without chat template gets the processor's. Raises ValueError if a model that reads images has no processor."""
     from transformers import AutoConfig, PreTrainedConfig
 
     has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]

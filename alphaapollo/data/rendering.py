@@ -327,7 +327,7 @@ class Renderer:
 
     def list_end_notices(self) -> list[str]:
         """Return a notice if the chat template ends a turn with text, at which no engine stops."""
-        if not self.missing_end_ids or not self.template_end_ids:
+        if not (self.missing_end_ids and self.template_end_ids):
             return []
         end, added = self.decode_raw(self.template_end_ids), self.decode_raw(self.missing_end_ids)
         return [f"The chat template ends a turn with {end!r}, which stops no engine, so fine-tuning adds {added}."]

@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 def choose_rows(rows: Sequence[R], max_rows: int, seed: int, shuffle: bool) -> list[R]:
     """Choose max_rows rows (0, -1: all) in their order: random rows if shuffle is True, else the first rows."""
-    if not shuffle or not 0 < max_rows < len(rows):
-        return list(rows[:max_rows] if max_rows > 0 else rows)
-    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(len(rows), size=max_rows, replace=False)
-    return [rows[index] for index in sorted(drawn)]
+    if shuffle and 0 < max_rows < len(rows):
+        rng = np.random.default_rng(derive_seed(seed, "max_samples"))
+        return [rows[index] for index in sorted(rng.choice(len(rows), size=max_rows, replace=False))]
+    return list(rows[:max_rows] if max_rows > 0 else rows)
 
 
 class PromptStream:

@@ -128,7 +128,7 @@ def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tupl
         offset, length = struct.unpack_from("<qq", header, follow(buffers) + 4 + 16 * index)
         declared = struct.unpack_from("<q", body, offset)[0] if compression and length else -1
         num_bytes += max(declared, length)
-    return struct.unpack_from("<q", header, rows)[0] if rows else 0, num_bytes
+    return (struct.unpack_from("<q", header, rows)[0] if rows else 0), num_bytes
 
 
 def read_csv(content: bytes, separator: str) -> list[dict[str, Any]]:

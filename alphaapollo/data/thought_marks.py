@@ -54,7 +54,7 @@ class MarkFinder:
 
     def _find_in_answer(self, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
         position = 0
-        if not self._ids and not self._new_names:
+        if not (self._ids or self._new_names):
             return
         for is_mark, run in groupby(token_ids, self._ids.__contains__):
             text = self._decode([*run], skip_special_tokens=self._skips_special_tokens and not is_mark)

@@ -118,7 +118,7 @@ def fit_to_memory_if_measurable(
         if isinstance(config, Config) and config.actor_rollout_ref.rollout.gpu_memory_utilization == "auto":
             config = replace_value(config, ENGINE_SHARE, DEFAULT_ENGINE_SHARE)
         return config, None, [f"memory is not planned, because the sizes of the model cannot be read ({failure})."]
-    return fitted, plan, [plan.warning] if plan.warning else []
+    return fitted, plan, ([plan.warning] if plan.warning else [])
 
 
 def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan, host_memory: int) -> str:
@@ -128,7 +128,7 @@ def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan
     width = (load_config(model).dtype or torch.float32).itemsize
     loaded = width * load_model_sizes(model).parameters
     offload = "Unset some of the offload keys of fsdp_config, or raise trainer.nnodes"
-    load = "Use nodes with more memory" + ", or save the model in bfloat16" * (width > 2)
+    load = "Use nodes with more memory" + (", or save the model in bfloat16" if width > 2 else "")
     for purpose, size, fix in (("offloading", plan.offloaded_bytes, offload), ("loading the model", loaded, load)):
         if 0 < host_memory < size:
             needed = f"{size / GIB:.0f} GiB of host memory per node, but a node has {host_memory / GIB:.0f} GiB"
@@ -254,7 +254,7 @@ def suggest_settings(
     texts = [", ".join(f"{key}={format_value(value)}" for key, value in keys.items()) for keys in found if keys]
     if texts:
         return f"It fits with {'; or with '.join(texts)} (docs/scaling.md)."
-    means = "Smaller micro-batches" + ", offloading, tensor parallelism" * (device == "cuda")
+    means = "Smaller micro-batches" + (", offloading, tensor parallelism" if device == "cuda" else "")
     tried = f"{means} and {MORE_NODES[-1] * config.trainer.nnodes} nodes are not enough"
     hint = " To plan for GPUs, set trainer.planned_device, e.g. h100." * (config.trainer.dry_run and device == "cpu")
     return f"{tried}. Use a smaller model, or devices with more memory.{hint}"

@@ -272,7 +272,7 @@ def estimate_update(model: RankModel) -> Usage:
         # this layer, the prefetched layer, and the gradients of the last layer
         "gathered layers": width * (root + 2 * layer) + reduction * layer,
         "activations": model.saved_bytes + model.layer_bytes,
-        "logits": width * sizes.head_parameters * (not model.adapts),  # until the embedding has its gradient
+        "logits": 0 if model.adapts else width * sizes.head_parameters,  # until the embedding has its gradient
     }
     reduced = trained_root + trained_root // model.shards
     at_end = {"gathered layers": width * (root + trained_root) + reduction * reduced}

@@ -55,7 +55,7 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     if memory is None or num_ranks == 1:
         return {}
     copies = num_ranks // memory.shards
-    rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1)}
+    rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + (" (HSDP)" if copies > 1 else "")}
     received = f"each rank receives {memory.traffic_bytes / 1e9:.1f} GB per micro-batch"
     return rows | ({"traffic": received} if memory.traffic_bytes else {})
 
@@ -85,7 +85,7 @@ def describe_checkpoint_schedule(
     if frequency in (-1, 0):
         return "never"
     best = f"the best {keep_best} is kept; " if keep_best else ""
-    validations = ", with each validation" * bool(keep_best)
+    validations = ", with each validation" if keep_best else ""
     interval = f"{AUTO_SAVE_SECONDS / 60:.0f} minutes{validations}" if frequency == "auto" else f"{frequency} {unit},"
     schedule = f"every {interval} and at the end; {best}written"
     if memory is None:
