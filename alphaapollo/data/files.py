@@ -29,7 +29,7 @@ from alphaapollo.utils.text import show_first
 T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 TRAIN = ("train",)
-HELD_OUT = ("validation", "val", "valid", "dev", "test")
+HELD_OUT = ("validation", "val", "valid", "dev", "test")  # names of splits, best first
 MAX_RATIO, MAX_EXPANDED = 100, 1 << 30  # a compressed file may expand 100 times or, if this is more, to a GiB
 SUFFIXES = (".parquet", ".jsonl", ".json")  # of files that examples/data_preprocess reads
 SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # a byte that is not UTF-8 is decoded to a surrogate
@@ -38,7 +38,7 @@ SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 @dataclass(frozen=True)
 class ResolvedFiles:
-    """Files of one entry of data.train_files. The same content in the same order is the same data."""
+    """Files of one entry of data.train_files. Entries with the same file contents in the same order are equal data."""
 
     entry: str  # with the split that is read, e.g. `openai/gsm8k:main#train`
     files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub, those of the cache

@@ -79,7 +79,7 @@ def read_image_column(row: Mapping[str, object], reader: ImageReader) -> list[En
     """Read the column `images` of a data row; None if there is no such column. Raises ValueError if an image cannot be
     read, or if the row has boxes, videos or audio."""
     _check_has_only_images(row)
-    if IMAGES not in row and row.get("image") is not None:  # LLaVA: the picture of the only mark
+    if IMAGES not in row and row.get("image") is not None:  # LLaVA: the image of the only mark
         texts = (value for column, value in row.items() if column != "image")
         row = {IMAGES: [row["image"]]} if any(IMAGE_MARK in str(value) for value in texts) else row
     if IMAGES not in row:

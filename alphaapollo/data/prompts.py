@@ -40,14 +40,14 @@ def load_prompts(
     system_prompt: str = "",
     ground_truth_key: str = "",
 ) -> list[Prompt]:
-    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. What is not read is
+    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. Unread content is
     added to `findings`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
     prompts: list[Prompt] = []
     for file, path in enumerate(to_file_list(files)):
         names = {"prompt": prompt_key}
         rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
-            findings += [found for found in unread if not (ground_truth_key and found.effect == READ_AS_TRUTH)]
+            findings += [item for item in unread if not (ground_truth_key and item.effect == READ_AS_TRUTH)]
         if ground_truth_key and not any(ground_truth_key in row for row in rows):
             columns = ", ".join(rows[0]) if len(rows) else "none"
             raise ValueError(f"{path} has no column data.ground_truth_key={ground_truth_key}. Columns: {columns}.")

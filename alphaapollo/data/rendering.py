@@ -347,6 +347,7 @@ class Renderer:
 
     @cached_property
     def _marker_ids(self) -> set[int]:
+        """Ids of special tokens, and of added tokens whose names are not plain words, e.g. `<tool_call>`."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {
             *self.tokenizer.all_special_ids,

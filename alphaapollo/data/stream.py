@@ -36,8 +36,8 @@ class PromptStream:
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
         """Return the indices of `count` prompts, beginning with the one at position `start` of the training run."""
-        start -= self._start
-        slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
+        first = start - self._start
+        slots = (divmod(position, self.num_prompts) for position in range(first, first + count))
         return [int(self._order(epoch)[index]) for epoch, index in slots]
 
     def _epoch_order(self, epoch: int) -> np.ndarray:

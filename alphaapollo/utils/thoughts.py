@@ -28,7 +28,7 @@ CHANNELS = {  # {opening pattern: closing pattern} of gpt-oss; the second entry 
     r"\Aanalysis(?=.*?assistantfinal)": "assistantfinal",
     r"\A(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>": "",
 }
-SPECIAL_TOKENS = re.compile(r"<\|(?:start|channel|message|end)\|>")  # of CHANNELS
+SPECIAL_TOKENS = re.compile(r"<\|(?:start|channel|message|end)\|>")  # special tokens in the texts of CHANNELS
 
 
 def _make_pattern(mark: str) -> str:
