@@ -152,7 +152,7 @@ def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) ->
 
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
-    """Yield (key, path) of each model, also of those in maps of models."""
+    """Yield (key, path) of each model, also of the models in maps."""
     for key in list_all_keys(config).values():
         if any(marker.kind == "model" for _, marker in get_field_markers(key, FilePath)):
             yield key.name, str(get_value(config, key.name))

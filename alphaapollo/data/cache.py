@@ -26,7 +26,7 @@ from alphaapollo.utils.disk import replace_file
 
 T = TypeVar("T")
 MIN_SECONDS = 5.0  # CPU time; results that need less are not kept
-MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
+MAX_BYTES = 20 * 2**30  # of all entries; the least recently used entries are removed
 CODE_FILES = ("data/*.py", "utils/*.py", "types.py")  # a change of this code, or of LIBRARIES, changes the key
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 

@@ -41,7 +41,7 @@ class ResolvedFiles:
     """Files of one entry of data.train_files. Entries with the same file contents in the same order are equal data."""
 
     entry: str  # with the split that is read, e.g. `openai/gsm8k:main#train`
-    files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub, those of the cache
+    files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub: in the hub's cache
     dataset: Any = None  # datasets.Dataset that reads the files; None: they are read one after the other
     hub_id: str = ""  # OWNER/NAME, for a data set on the hub
     part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all

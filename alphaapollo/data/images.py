@@ -266,8 +266,8 @@ def find_placeholder_ids(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def reads_images(config: PretrainedConfig) -> bool:
-    """Return whether a model is a vision-language model whose images are supported. Others are used as text models, e.g.
-    Gemma 3, in which the tokens of an image attend to each other in both directions."""
+    """Return whether a model is a vision-language model whose images are supported. Other models are used for texts
+    only, e.g. Gemma 3, in which the tokens of an image attend to each other in both directions."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     if getattr(config, "vision_config", None) is None or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:

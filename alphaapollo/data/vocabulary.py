@@ -46,7 +46,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         )
         if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
             raise ValueError(f"its vocabulary has only {len(tokenizer)} tokens")
-        if not hasattr(tokenizer, "is_fast"):  # e.g. that of mistral-common, for tekken.json
+        if not hasattr(tokenizer, "is_fast"):  # e.g. the tokenizer of mistral-common, for tekken.json
             raise ValueError(f"{type(tokenizer).__name__} does not use a tokenizer.json; convert tekken.json to it")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         reason = str(error).partition("\n")[0]

@@ -48,7 +48,7 @@ class ModelSizes:
     root_parameters: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
     layer_parameters: int  # of the largest layer that is gathered alone; 0 if all layers are too small for it
     num_layers: int
-    saved_per_token: int  # numbers that a layer saves per token for its backward pass, besides those of its norms
+    saved_per_token: int  # numbers that a layer saves per token for its backward pass, not counting its norms
     norms_per_token: int  # numbers per token in float32 of a layer's norms, besides one norm of hidden_size
     expert_parameters: int  # of the experts that expert parallelism can split, in all layers
     layer_expert_parameters: int  # of such experts, in one layer
