@@ -43,8 +43,8 @@ CORE_COMMANDS: dict[str, type[BaseModel]] = {
 
 
 class CommandConfigs(Mapping[str, type[BaseModel]]):
-    """Configuration classes by command: first of the core, then of what plug-ins and packages add to the group
-    alphaapollo.configs, which are imported when they are looked up."""
+    """Configuration classes by command: classes of the core, then classes that plug-ins and packages add to the group
+    alphaapollo.configs. An added class is imported when it is looked up."""
 
     def __getitem__(self, command: str) -> type[BaseModel]:
         if command in CORE_COMMANDS:
@@ -157,7 +157,7 @@ def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> Non
 
 
 def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:
-    """Return the keys of the package's section that the key `name` belongs to, e.g. all of env.plugins.maze for
+    """Return the keys of the package's section that the key `name` belongs to, e.g. all keys of env.plugins.maze for
     env.plugins.maze.size; empty if it belongs to none."""
     for map_key, parent in list_plugin_maps(schema).items():
         section = name.removeprefix(f"{map_key}.").partition(".")[0]
