@@ -33,7 +33,7 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     try:
         config = schema.model_validate_json(json.dumps(values), strict=True, context={"build": build_config})
     except ValidationError as error:
-        given = json.loads(json.dumps(values))  # keys are texts, as in the errors
+        given = json.loads(json.dumps(values))  # keys become texts, as in the errors
         lines = [line for detail in error.errors() for line in describe_validation_errors(schema, detail, given)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
     if isinstance(config, Section):
@@ -53,15 +53,15 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
         return f"{shown}: {missing}"
     if status := find_key_status("verl", name, schema):
         return f"{shown}: a key of verl, {status}."
-    others = [command for command, other in COMMANDS.items() if name in list_keys(other)]
+    others = [command for command, other_schema in COMMANDS.items() if name in list_keys(other_schema)]
     if others and not any(find_answer(project, name, schema) for project in PROJECTS):
         return f"{shown}: a key of {', '.join(others)}, which this command does not have."
     if status := find_option_status(name, schema):
         return f"{shown}: {status}."
     near = find_similar_keys(name, list_keys(schema))
     if schema in COMMANDS.values() and not any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near):
-        for command, other in COMMANDS.items():
-            if status := find_option_status(name, other):
+        for command, other_schema in COMMANDS.items():
+            if status := find_option_status(name, other_schema):
                 return f"{shown}: {status} in {command}. This command has no such key."
     return f"{shown}: unknown key.{format_suggestion(near) or ' docs/config.md lists the pages of all keys.'}"
 
@@ -69,8 +69,8 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
 def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` known keys that a misspelled key may mean, most similar first.
 
-    They have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`; else a similar one, or one that
-    contains all its words, e.g. `trainer.n_gpus_per_node` for `gpus`.
+    Their last part is that of the name, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`. If no key has this last part,
+    theirs is similar to it, or contains all its words, e.g. `trainer.n_gpus_per_node` for `gpus`.
     """
     last_parts = {key: key.rpartition(".")[2] for key in known_keys}
     last = name.rpartition(".")[2]
@@ -83,7 +83,7 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
 def describe_validation_errors(
     schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
 ) -> list[str]:
-    """Return the error messages of an entry of `ValidationError.errors()`: one, or those of a package's sections."""
+    """Return the error messages of an entry of `ValidationError.errors()`: several for the sections of packages."""
     cause = pydantic_error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return [".".join([*map(str, pydantic_error["loc"]), line]) for line in cause.errors]

@@ -1,4 +1,4 @@
-"""Compare a run's saved configuration with the one it resumes with, and apply the schema's ResumeRule rules."""
+"""Compare a run's saved configuration with the configuration of its resume, and apply the schema's ResumeRule rules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def find_changes(saved_config: Mapping[str, object], config: Section) -> list[Co
         default = find_nested_map(defaults, outer).get(last, key.default)
         old = find_nested_map(saved_config, outer).get(last, default)
         if get_field_markers(key, PluginSections) and old.keys() <= new.keys():
-            continue  # the keys of these sections are compared one by one
+            continue  # list_all_keys also has the keys of these sections, which are compared one by one
         if rule.verdict != "ignored" and _make_paths_absolute(key, old) != _make_paths_absolute(key, new):
             found.append(ConfigChange(key.name, old, new, rule.verdict, rule.reason))
     return found
@@ -66,8 +66,8 @@ def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     if (command_rule := find_key_rule(config.resume_rules, key)) is not None:
         return command_rule
     section, innermost = rules[-1] if rules else ("", ResumeRule("applied"))
-    is_met = innermost.when is None or innermost.when.is_met(get_value(config, section + innermost.when.key))
-    return innermost if is_met else ResumeRule("applied")
+    applies = innermost.when is None or innermost.when.is_met(get_value(config, section + innermost.when.key))
+    return innermost if applies else ResumeRule("applied")
 
 
 def identify_command(saved_config: Mapping[str, object]) -> str | None:

@@ -90,13 +90,13 @@ def explain_inactive_key(config: Section, key: Key, device: Device | None = None
 
 
 class _OtherKey(NamedTuple):
-    value: object  # of the key that a condition is about
-    shown: str  # the key that messages name: the same one, or one that users can set
+    value: object  # of the key that the condition names
+    shown: str  # key that messages name instead, because users can set it; often the same key
     shown_value: object
 
 
 def _find_other_key(config: Section, section: str, condition: ActiveWhen) -> _OtherKey | None:
-    """Return the key that a condition is about; None if the command has no such key."""
+    """Return the key that a condition names; None if the command has no such key."""
     names = (condition.key, condition.shown_key)
     key, shown = (name[1:] if name[0] == "/" else section + name for name in names)
     try:
@@ -108,15 +108,17 @@ def _find_other_key(config: Section, section: str, condition: ActiveWhen) -> _Ot
 
 def find_unmet_requirements(config: Section) -> Iterator[str]:
     """Yield an error for each active key that has an unmet Requires marker."""
-    for key in (key for key in list_all_keys(config).values() if not find_key_rule(config.unread_keys, key)):
+    read_keys = [key for key in list_all_keys(config).values() if not find_key_rule(config.unread_keys, key)]
+    for key in read_keys:
         value = get_value(config, key.name)
         for section, rule in get_field_markers(key, Requires):
-            condition, is_used = rule.condition, value == rule.when or (rule.when is NOT_SET and value != key.default)
+            condition = rule.condition
+            is_used = value != key.default if rule.when is NOT_SET else value == rule.when
             other = _find_other_key(config, section, condition) if is_used else None
             if other and not condition.is_met(other.value) and explain_inactive_key(config, key) is None:
                 needed_values = condition.values or ((True,) if other.value is False else ())
-                choice = f"{other.shown}={format_value(needed_values[0])}" if needed_values else other.shown
-                choice = choice if condition.expected else f"another {other.shown}"
+                needed = f"{other.shown}={format_value(needed_values[0])}" if needed_values else other.shown
+                choice = needed if condition.expected else f"another {other.shown}"
                 fix = rule.fix or f"{choice}, or {key.name}={format_value(key.default)}"
                 got = f"{other.shown}={format_value(other.shown_value)}"
                 yield f"{key.name}={format_value(value)} needs {choice}, got {got}. Set {fix}."
@@ -150,14 +152,14 @@ def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) ->
 
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
-    """Yield (key, path) of each model, also of those in maps of models."""
+    """Yield (key, path) of each model, also of the models in maps."""
     for key in list_all_keys(config).values():
         if any(marker.kind == "model" for _, marker in get_field_markers(key, FilePath)):
             yield key.name, str(get_value(config, key.name))
 
 
 def _find_path_error(marker: FilePath, path: str) -> str:
-    """Return an error such as `no such file: a.parquet ...` if `path` cannot be used as its marker says, else ""."""
+    """Return an error such as `no such file: a.parquet ...`; "" if `path` is what its marker requires."""
     path_kind = marker.kind
     if marker.may_be_url and "://" in path:
         return ""

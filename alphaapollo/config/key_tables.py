@@ -18,7 +18,7 @@ from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, 
 from alphaapollo.utils.json_types import JsonObject
 
 PROJECTS = {"verl": "verl", "trl": "TRL", "openrlhf": "OpenRLHF", "swift": "ms-swift"}
-"""{prefix of the file of a project: name of the project}"""
+"""{start of a file's name, e.g. `swift` of swift_keys.yaml: name of the project}"""
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,29 @@ class KeyTable:
     computed: dict[str, str] = field(default_factory=dict)  # {key of this project: products of options}
 
     def add(self, entries: JsonObject, schema: type[BaseModel]) -> None:
-        """Add the entries of a file, which replace earlier ones. Keys of fine-tuning become those of `schema`."""
+        """Add the entries of a file; they replace earlier entries. Keys of fine-tuning become keys of `schema`."""
         meanings = entries.get("meaning", {})
-        for key, text in entries.get("renamed", {}).items():
+        for option, text in entries.get("renamed", {}).items():
             new, _, remark = text.partition(" ")
             new = find_key_in_section(new, schema)
-            self.answers[key] = Answer(f"renamed to {new} {remark}".rstrip(), new, remark=remark.strip("()"))
-        for key, cases in entries.get("cases", {}).items():
+            self.answers[option] = Answer(f"renamed to {new} {remark}".rstrip(), new, remark=remark.strip("()"))
+        for option, cases in entries.get("cases", {}).items():
             ours = {
                 case: {find_key_in_section(new, schema): value for new, value in settings.items()}
                 for case, settings in cases.items()
             }
             names = ", ".join(dict.fromkeys(new for settings in ours.values() for new in settings))
-            remark = meanings.get(key, "")
+            remark = meanings.get(option, "")
             status = f"converted to {names}" if names else f"dropped because {remark}"
-            self.answers[key] = Answer(status, cases=ours, remark=remark)
+            self.answers[option] = Answer(status, cases=ours, remark=remark)
         for name, verdict in (("dropped", "dropped because {}"), ("not_supported", "not supported ({})")):
-            for reason, keys in entries.get(name, {}).items():
-                self.answers.update(dict.fromkeys(keys, Answer(verdict.format(reason), remark=reason)))
+            for reason, options in entries.get(name, {}).items():
+                self.answers.update(dict.fromkeys(options, Answer(verdict.format(reason), remark=reason)))
         for name in ("meaning", "default", "default_in_prompts", "default_requires"):
             getattr(self, name).update(entries.get(name, {}))
         for name in ("values", "computed"):
-            named = {find_key_in_section(key, schema): value for key, value in entries.get(name, {}).items()}
-            getattr(self, name).update({key: value for key, value in named.items() if exists(key, schema)})
+            by_key = {find_key_in_section(key, schema): value for key, value in entries.get(name, {}).items()}
+            getattr(self, name).update({key: value for key, value in by_key.items() if exists(key, schema)})
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ def load_project(prefix: str) -> Project:
         for layer in layers:
             tables[command].add(layer.get("shared", {}), COMMANDS[command])
             tables[command].add(layer.get(command) or {}, COMMANDS[command])
-    programs, others, defaults = (
-        layers[-1].get(name, {}) for name in ("programs", "other_programs", "program_defaults")
-    )
+    names = ("programs", "other_programs", "program_defaults")
+    programs, others, defaults = (layers[-1].get(name, {}) for name in names)
     return Project(PROJECTS[prefix], programs, others, defaults, tables)
 
 
@@ -106,12 +105,13 @@ def _read_file(prefix: str) -> JsonObject:
 
 
 def exists(key: str, schema: type[BaseModel]) -> bool:
-    """Return whether a key is a key, a section or an entry of a map of a command."""
+    """Return whether a command has a key or a section of this name, or a map that may have an entry of this name."""
     return key in list_keys(schema) or key in list_sections(schema) or bool(find_map_key_of_entry(key, schema))
 
 
 def find_key_in_section(key: str, schema: type[BaseModel]) -> str:
-    """Return a command's name of a key of fine-tuning: main_ppo calls optim.lr actor_rollout_ref.actor.optim.lr."""
+    """Return the name that a key of fine-tuning has in a command: actor_rollout_ref.actor.optim.lr is the name of
+    optim.lr in main_ppo."""
     sections = ("", "actor_rollout_ref.actor.", "actor_rollout_ref.")
     return next((section + key for section in sections if exists(section + key, schema)), key)
 

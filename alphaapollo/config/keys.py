@@ -43,8 +43,8 @@ CORE_COMMANDS: dict[str, type[BaseModel]] = {
 
 
 class CommandConfigs(Mapping[str, type[BaseModel]]):
-    """Configuration classes by command: those of the core, then those that plug-ins and packages add to the group
-    alphaapollo.configs, which are imported when they are looked up."""
+    """Configuration classes by command: classes of the core, then classes that plug-ins and packages add to the group
+    alphaapollo.configs. An added class is imported when it is looked up."""
 
     def __getitem__(self, command: str) -> type[BaseModel]:
         if command in CORE_COMMANDS:
@@ -122,7 +122,7 @@ def find_map_key_of_entry(entry_key: str, schema: type[BaseModel]) -> str | None
 
 @cache
 def list_plugin_maps(schema: type[BaseModel]) -> dict[str, str]:
-    """Return {map of the sections of packages: what their names start with}: {"env.plugins": "env", ...}."""
+    """Return {map of the sections of packages: first part of their registered names}: {"env.plugins": "env", ...}."""
     keys = list_keys(schema).values()
     return {key.name: marker.parent for key in keys for _, marker in get_field_markers(key, PluginSections)}
 
@@ -137,14 +137,15 @@ def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
             section = key.partition(".")[0]
             if f"{parent}.{section}" in find_own_plugins("sections"):
                 return f"{outer}.{key}"
-            is_free = section not in list_sections(schema)[outer]
-            return f"{map_key}.{key}" if is_free and f"{parent}.{section}" in find_plugins("sections") else name
+            is_core_section = section in list_sections(schema)[outer]
+            is_package = not is_core_section and f"{parent}.{section}" in find_plugins("sections")
+            return f"{map_key}.{key}" if is_package else name
     return name
 
 
 def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> None:
-    """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Those of
-    plug-ins that are missing are dropped, because nothing reads them."""
+    """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Sections
+    of missing plug-ins are dropped, because nothing reads them."""
     for map_key in list_plugin_maps(schema):
         for outer in (map_key.rpartition(".")[0], map_key):
             section = find_nested_map(values, outer)
@@ -156,7 +157,7 @@ def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> Non
 
 
 def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:
-    """Return the keys of the package's section that the key `name` belongs to, e.g. those of env.plugins.maze for
+    """Return the keys of the package's section that the key `name` belongs to, e.g. all keys of env.plugins.maze for
     env.plugins.maze.size; empty if it belongs to none."""
     for map_key, parent in list_plugin_maps(schema).items():
         section = name.removeprefix(f"{map_key}.").partition(".")[0]
@@ -272,8 +273,8 @@ def list_entry_keys(config: BaseModel) -> Iterator[Key]:
         for name, entry in entries:
             if isinstance(entry, BaseModel):
                 defaults = type(entry).model_construct()  # without the values of required keys
-                markers = tuple((at, rule) for at, rule in key.markers if isinstance(rule, ActiveWhen | ResumeRule))
-                yield from _list_section_keys(defaults, f"{key.name}.{name}.", markers)
+                rules = [(prefix, rule) for prefix, rule in key.markers if isinstance(rule, ActiveWhen | ResumeRule)]
+                yield from _list_section_keys(defaults, f"{key.name}.{name}.", tuple(rules))
 
 
 def list_all_keys(config: BaseModel) -> dict[str, Key]:

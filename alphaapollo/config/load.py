@@ -55,7 +55,7 @@ from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 MULTIRUN = ("--multirun", "-m")  # options of Hydra
-SWEEP_COMMANDS = {"ppo": "rl", "sft": "sft", "dpo": "dpo", "rm": "rm"}  # of `alphaapollo sweep`
+SWEEP_COMMANDS = {"ppo": "rl", "sft": "sft", "dpo": "dpo", "rm": "rm"}  # {config name: word after `alphaapollo sweep`}
 OPTIONS = "Options are --config, --config-name, --config-dir, --cfg and --help"
 NOT_KEYS = ("defaults", "hydra")  # sections of a YAML file that are not keys
 NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
@@ -90,11 +90,11 @@ NO_USER_SETTINGS = UserSettings()
 
 @dataclass(frozen=True)
 class SavedConfig:
-    """Saved configuration of a folder that a command reads."""
+    """Configuration that an earlier run saved in a folder, and with which a command starts."""
 
     folder: Path
     values: JsonObject
-    read_keys: tuple[str, ...] = ("",)  # beginnings of the keys that the command reads
+    read_keys: tuple[str, ...] = ("",)  # prefixes of the keys that the command reads; "" = every key
 
 
 def load_config(
@@ -113,9 +113,10 @@ def load_config_and_user_settings(
     --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
     keys or values are wrong, or if the earlier run's configuration names code that argv does not name.
     """
-    of_plugin = Path(inspect.getfile(schema)).resolve().parent / "configs"
-    shipped = [find_shipped_config_folder(), *[of_plugin] * of_plugin.is_dir()]
-    presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped[0].glob("*/*.yaml"))] * (schema is Config)
+    plugin_folder = Path(inspect.getfile(schema)).resolve().parent / "configs"
+    shipped = [find_shipped_config_folder(), *([plugin_folder] if plugin_folder.is_dir() else [])]
+    preset_files = sorted(shipped[0].glob("*/*.yaml")) if schema is Config else []
+    presets = [f"{file.parent.name}={file.stem}" for file in preset_files]
     options = _parse_options(argv, schema, config_name, presets)
     folders = [Path(options.config_dir).expanduser().resolve(), *shipped] if options.config_dir else shipped
     if not folders[0].is_dir():
@@ -130,8 +131,8 @@ def load_config_and_user_settings(
         layers = [*_list_layers(start, schema, folders, chosen)]
     except RecursionError:
         raise ConfigError(f"{file}: the files in its defaults list include each other. Remove one entry.") from None
-    unused = {group: name for group, name in chosen.items() if not any(f"{group}=" in label for label, _ in layers)}
-    layers += _list_layers({"defaults": [{group: name} for group, name in unused.items()]}, schema, folders, {})
+    unlisted = {group: name for group, name in chosen.items() if not any(f"{group}=" in label for label, _ in layers)}
+    layers += _list_layers({"defaults": [{group: name} for group, name in unlisted.items()]}, schema, folders, {})
     values: JsonObject = schema().model_dump(mode="json")
     for _, layer in layers:
         merge_maps(values, layer)
@@ -164,8 +165,8 @@ def load_config_and_user_settings(
 
 
 def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -> SchemaT:
-    """Raise ConfigError if a key that names code has a value that is not `given` on the command line. Such keys that
-    the command does not read get their defaults in the configuration that is returned."""
+    """Raise ConfigError if a key that names code has a value that is not `given` on the command line. If the command
+    does not read such a key, the returned configuration has the key's default instead."""
     refused, values = JsonObject(), config.model_dump(mode="json")
     for key in list_all_keys(config).values():
         value: Any = get_value(values, key.name)
@@ -198,7 +199,7 @@ def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
     files = {file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")}
     if str(name) in files:
         return files[str(name)]
-    prefix, where = f"{group}=" if group else "--config-name ", ", ".join(map(str, folders))
+    prefix, where = (f"{group}=" if group else "--config-name "), ", ".join(map(str, folders))
     if renamed := RENAMED_PRESETS.get(f"{prefix}{name}"):
         raise ConfigError(f"{prefix}{name}: renamed to {renamed}. Set {renamed}.")
     hint = suggest_similar(str(name), [*files]) or f" Known: {', '.join(f'{prefix}{stem}' for stem in sorted(files))}."
@@ -208,9 +209,9 @@ def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
 def _list_layers(
     values: JsonObject, schema: type[BaseModel], folders: Sequence[Path], chosen: Mapping[str, object]
 ) -> Iterator[tuple[str, JsonObject]]:
-    """Yield (preset or "", values) of a YAML file and of the files in its defaults list; later ones override others.
+    """Yield (preset or "", values) of a YAML file and of the files in its defaults list; later values override earlier.
 
-    chosen: presets of the command line by group, which replace those of the file."""
+    chosen: presets of the command line by group, which replace the presets of the file."""
     entries = values.get("defaults") or []
     entries = entries if "_self_" in entries else ["_self_", *entries]
     for entry in entries:
@@ -251,8 +252,8 @@ def _takes_text(schema: type[BaseModel], name: str) -> bool:
     value_type = keys[map_key].type.partition(" to ")[2] if map_key else ""
     if key := keys.get(name) or list_plugin_keys(name, schema).get(name):
         value_type = key.type
-    is_path = value_type.startswith("a section") and name.endswith("path")  # of a model in a map of models
-    return value_type.startswith("text") or "list of text" in value_type or is_path
+    is_model_path = value_type.startswith("a section") and name.endswith("path")  # in a map of models
+    return value_type.startswith("text") or "list of text" in value_type or is_model_path
 
 
 def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
@@ -363,7 +364,7 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
         if override.is_sweep_override():
             key, _, value = word.partition("=")
             one_run = f"Set one, or write a list: '{key}=[{value}]'."
-            all_runs = " For a run with each: alphaapollo sweep." * is_available("commands", "sweep")
+            all_runs = " For a run with each: alphaapollo sweep." if is_available("commands", "sweep") else ""
             raise ConfigError(f"{word} sets several values. {one_run}{all_runs}")
     return overrides
 

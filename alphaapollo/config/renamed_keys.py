@@ -1,7 +1,7 @@
 """Renamed and removed keys and sections of the configuration.
 
-Setting one is an error that says what to write instead. Saved configurations of earlier runs are read with these tables
-in every later version, so entries stay.
+A configuration that sets one of them is refused with an error that says what to write instead. Saved configurations of
+earlier runs are converted with these tables in every later version, so entries are never removed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Combinations of settings, and machines, that cannot work: the rows of a table, and the function that checks them.
 
-A row is a function with the decorator `requirement`. Rows about advantage estimators and policy losses are in
-trainer/setup/combinations.py, rows about model families in planning/model_requirements.py, and rows about the engine of
-a plug-in or a package in its class (Engine.list_requirements).
+A row is a function with the decorator `requirement`. If the settings conflict, it returns the values for its message,
+else a false value: `size > limit and (size, limit)` is the tuple or False. Rows about advantage estimators and policy
+losses are in trainer/setup/combinations.py, rows about model families in planning/model_requirements.py, and rows about
+the engine of a plug-in or a package in the engine's class (Engine.list_requirements).
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class CheckContext:
 
 class Requirement(NamedTuple):
     """Row of a table. If `find_conflict(subject, context)` returns a true value, the message is
-    `KEY=VALUE: {reason}. {fix}.` The value replaces {} in the texts; a tuple replaces {0}, {1}, ..."""
+    `KEY=VALUE: {reason}. {fix}.` The returned value replaces {} in the texts; the items of a tuple replace {0}, ..."""
 
     find_conflict: Callable[[Any, CheckContext], Any]  # its name says what is wrong
-    subject: type[Any] | tuple[type[Any], ...]  # the row is about every section of this class, or a model's use
-    keys: str  # separated by spaces: of the section, or, after a slash, of the configuration; or a text with {}
+    subject: type[Any] | tuple[type[Any], ...]  # class of the sections to check, or of the use of a model
+    keys: str  # keys of the section, separated by spaces; /KEY: of the configuration. For a model's use: text with {}
     reason: str
     fix: str
     is_error: bool  # False: it works, but is probably wrong
 
     def describe(self, subject: Any, prefix: str, context: CheckContext, found: object) -> str:
-        shown, values = [], found if isinstance(found, tuple) else (found,)
+        shown, values = [], (found if isinstance(found, tuple) else (found,))
         shown_keys = self.keys.split() if isinstance(subject, Section) else ()
         for key in shown_keys:
             owner, owner_prefix = (context.config, "") if key.startswith("/") else (subject, prefix)
@@ -91,8 +92,8 @@ def find_conflicts(
     subjects = walk_sections(context.config) if isinstance(context.config, Section) else [("", context.config)]
     for prefix, subject in subjects:
         for row in table:
-            is_about = row.is_error is is_error and isinstance(subject, row.subject)
-            if is_about and (found := row.find_conflict(subject, context)):
+            is_checked = row.is_error is is_error and isinstance(subject, row.subject)
+            if is_checked and (found := row.find_conflict(subject, context)):
                 yield row.describe(subject, prefix, context, found)
 
 

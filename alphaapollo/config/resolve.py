@@ -89,7 +89,7 @@ def resolve_inference_rollout(
 
 
 def resolve_generation(config: GenerationConfig, num_gpus: int, num_cores: int) -> tuple[Device, Rollout]:
-    """Return the device and the resolved engine settings of main_generation. num_gpus, num_cores: those of a node."""
+    """Return the device and the resolved engine settings of main_generation. num_gpus, num_cores: of a node."""
     trainer, device = config.trainer, resolve_device(config.trainer.device, num_gpus)
     size = (trainer.num_gpus, num_cores, trainer.nnodes)
     return device, resolve_inference_rollout(config.rollout, config.model, device, *size)
@@ -108,7 +108,7 @@ def get_attention_kernel(model: Model) -> Attention:
 
 
 def count_engine_gpus(rollout: Rollout, trainer: Trainer) -> int:
-    """Return the number of GPUs of the nodes for engines; without such nodes, of the training GPUs."""
+    """Return the number of GPUs of the nodes for engines or, without such nodes, the number of training GPUs."""
     return rollout.nnodes * (rollout.n_gpus_per_node or trainer.n_gpus_per_node) or trainer.num_ranks
 
 

@@ -26,16 +26,16 @@ from alphaapollo.utils.disk import replace_file
 
 T = TypeVar("T")
 MIN_SECONDS = 5.0  # CPU time; results that need less are not kept
-MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
-CODE_FILES = ("data/*.py", "utils/*.py", "types.py")  # a change of this code, or of these libraries, changes the key
+MAX_BYTES = 20 * 2**30  # of all entries; the least recently used entries are removed
+CODE_FILES = ("data/*.py", "utils/*.py", "types.py")  # a change of this code, or of LIBRARIES, changes the key
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
 def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]) -> T:
-    """Return the cached result of `compute`, or compute it. The renderer and `inputs`, JSON values, determine it.
+    """Return the result of `compute`, if possible from the cache. `renderer` and `inputs` (JSON values) determine it.
 
-    Token ids in a `Row` become arrays, and the renderer's counters are increased as `compute` does. Nothing is cached
-    for models that read images, or with a tokenizer whose code is not part of transformers.
+    A cached result increases the renderer's counters as `compute` does. Token ids in a `Row` become arrays. Nothing is
+    cached for models that read images, or if the tokenizer's code is not part of transformers.
     """
     tokenizer, template = renderer.tokenizer, str(renderer.tokenizer.chat_template)
     if renderer.images or not tokenizer.is_fast or not type(tokenizer).__module__.startswith("transformers."):
@@ -47,7 +47,7 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     today = str(date.today()) if DATE in template and DATE not in renderer.template_arguments else ""
     try:
         key = hashlib.sha256(msgspec.json.encode((rendering, tokens, code, today, inputs))).hexdigest()
-    except (TypeError, ValueError):  # `compute` may refuse the value
+    except (TypeError, ValueError):  # a value has no JSON form; `compute` may refuse it
         return compute()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     file = Path(os.environ.get("ALPHAAPOLLO_CACHE") or Path(cache, "alphaapollo/rows")).expanduser() / f"{key}.pickle"
@@ -61,19 +61,19 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
         if time.process_time() - started >= MIN_SECONDS:
             with suppress(OSError):  # the folder is read-only, or the disk is full
                 _write_entry(file, content)
-    gc.disable()  # it would search all new objects several times
+    gc.disable()  # the collector would search all new objects several times
     try:
         result, increases = pickle.loads(content)
     finally:
         gc.enable()
     for counter, old, increase in zip(counters, before, increases, strict=True):
-        counter.clear()
+        counter.clear()  # `compute`, if it was called, has increased it
         counter.update(old + increase)
     return result
 
 
 def _read_entry(file: Path) -> bytes | None:
-    """Return the content of an entry; None if there is none, it is damaged, or another user wrote it."""
+    """Return the content of an entry; None if the file is missing or damaged, or another user wrote it."""
     with suppress(OSError):
         entry = file.read_bytes()
         digest, content = entry[:32], entry[32:]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 MAX_SECONDS, MAX_CHARS = 10, 1 << 28  # of one rendering
-_refused_templates = WeakKeyDictionary["PreTrainedTokenizerBase", object]()  # those that have exceeded a limit
+_refused_templates = WeakKeyDictionary["PreTrainedTokenizerBase", object]()  # {tokenizer: template over a limit}
 
 
 def apply_chat_template(

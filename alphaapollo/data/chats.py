@@ -60,9 +60,8 @@ def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_
             unanswered = {call["id"]: call for call in message.get("tool_calls", [])}
         elif message["role"] == "tool" and unanswered:
             call = unanswered.pop(_find_id_of_call(message, [*unanswered], column))
-            # A name in the message replaces that of the call.
-            named = {"name": call["function"]["name"], **message, "tool_call_id": call["id"]}
-            message = cast(Message, named)
+            name = call["function"]["name"]  # unless the message has a name
+            message = cast(Message, {"name": name, **message, "tool_call_id": call["id"]})
         messages.append(message)
     if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
         raise ValueError(f"{column} is empty. Fill it or remove the row.")
@@ -81,8 +80,8 @@ def _find_id_of_call(result: Message, unanswered: list[str], column: str) -> str
 
 
 def read_chat_text(text: object) -> list[object] | None:
-    """Parse a text that contains a list of messages, or one, as JSON or in Python's notation. None for another text or
-    value. A text with only unknown roles, e.g. `{"from": "Oslo", "value": 2}`, may be an answer in JSON."""
+    """Parse a text that contains a message or a list of messages, as JSON or in Python's notation. None for another
+    value, and if all roles are unknown: `{"from": "Oslo", "value": 2}` may be an answer in JSON."""
     value: Any = read_literal(text) if isinstance(text, str) and ("role" in text or "from" in text) else None
     messages = [value] if isinstance(value, dict) else value or []
     if not all(isinstance(message, dict) and MESSAGE_CONTENT & message.keys() for message in messages):
@@ -138,7 +137,7 @@ def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
 
 
 def read_thoughts(row: Mapping[str, Any]) -> str:
-    """Return the first text under THOUGHT_KEYS that is not blank; "" without. Raises ValueError for another type."""
+    """Return the first text under THOUGHT_KEYS that is not blank; "" if all are. Raises ValueError for another type."""
     for key in THOUGHT_KEYS:
         if (thoughts := row.get(key)) is not None:
             if not isinstance(thoughts, str):
@@ -218,11 +217,11 @@ def _read_weight(raw: JsonObject) -> bool:
     and 1, and for weights of parts of a message."""
     weights = {key: raw.pop(key) for key in (*WEIGHT_KEYS, *MASK_KEYS) if key in raw}
     for key, weight in weights.items():
-        if weight not in (0, 1) or (key in MASK_KEYS and not isinstance(weight, bool)):  # mask: 1 has both meanings
+        if weight not in (0, 1) or (key in MASK_KEYS and not isinstance(weight, bool)):  # `mask: 1` is ambiguous
             raise ValueError(f"{key}={shorten_repr(weight)} is not supported. Use weight: 1 or 0.")
     if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
         raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
-    return all(not weight if key in MASK_KEYS else weight for key, weight in weights.items())
+    return all((not weight) if key in MASK_KEYS else weight for key, weight in weights.items())
 
 
 def _read_calls(value: object) -> list[ToolCall]:
@@ -253,7 +252,7 @@ def _parse(value: object) -> Any:
 
 @dataclass(frozen=True)
 class RowContext:
-    """What the columns beside the chat of a data row (CONTEXT_COLUMNS) add to it."""
+    """Messages, images and template variables that the CONTEXT_COLUMNS of a data row add to its chat."""
 
     template_arguments: JsonObject
     messages: list[Message]  # system message and earlier turns
@@ -269,12 +268,11 @@ class RowContext:
 
     @property
     def needs_chat(self) -> bool:
-        """Whether the context is for chats, so that a text is the user's message."""
+        """Whether the prompt must be a chat, so that a text prompt becomes the message of a user."""
         return bool(self.messages or self.system_prompt or "tools" in self.template_arguments)
 
     def read_chat(self, value: Sequence[object], column: str) -> list[Message]:
-        """Read the chat in a column, with its images, after the messages of the context. Raises ValueError if it is
-        malformed."""
+        """Return the context's messages and the chat in a column, with images. Raises ValueError if it is malformed."""
         chat = join_context(self.messages, place_images(read_chat(value, repr(column), self.reader), self.images))
         return add_system_message(chat, self.system_prompt)
 
@@ -303,8 +301,7 @@ def reads_arguments_as_text(render: Callable[[Sequence[ChatMessage], bool], str]
 
 def write_arguments_as_text(message: ChatMessage) -> ChatMessage:
     """Return a message whose calls have JSON text as arguments, and None as content if it is empty."""
-    calls = message.get("tool_calls")
-    if not calls:
+    if not (calls := message.get("tool_calls")):
         return message
     texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
     functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]

@@ -35,17 +35,16 @@ def difficulty_weights(rates: np.ndarray) -> np.ndarray:
 
 def draw_prompts(weights: np.ndarray, positions: Sequence[int], seed: int, taken: Collection[int]) -> list[int]:
     """Draw the index of a prompt for each position of the run, with probability proportional to its weight [N]. Prompts
-    that are `taken`, or drawn by an earlier position, are drawn only if no other has a weight above 0. The random
-    numbers depend on seed and position alone."""
-    drawn, cumulative = [], np.cumsum(weights)
-    excluded = set(taken)
+    that are `taken`, or drawn by an earlier position, are drawn only if no other prompt has a weight above 0. The
+    random numbers depend only on seed and position."""
+    drawn, excluded, cumulative = [], set(taken), np.cumsum(weights)
     for position in positions:
         rng = np.random.default_rng(derive_seed(seed, "sampler", position))
         index = _draw_index(cumulative, rng.random())
         if index in excluded:
-            free = weights.copy()
-            free[list(excluded)] = 0.0
-            index = _draw_index(np.cumsum(free) if free.any() else cumulative, rng.random())
+            free_weights = weights.copy()
+            free_weights[list(excluded)] = 0.0
+            index = _draw_index(np.cumsum(free_weights) if free_weights.any() else cumulative, rng.random())
         excluded.add(index)
         drawn.append(index)
     return drawn

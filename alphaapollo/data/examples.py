@@ -83,15 +83,15 @@ def load_examples(
             f"{len(chats)} rows are {len(placed_pieces)} examples: the chat template changes earlier turns, so each "
             "assistant turn is an example with its own prompt. data.train_turns=last uses the last turns only."
         )
-    texts = [pieces for _, pieces in placed_pieces]
-    rows = tokenize_examples(texts, renderer)
+    piece_lists = [pieces for _, pieces in placed_pieces]
+    rows = tokenize_examples(piece_lists, renderer)
     has_images = [bool(row.images) for row in rows]
     placed_rows = [(place, row) for (place, _), row in zip(placed_pieces, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     loaded = apply_max_length(
         files, placed_rows, lambda row: len(row.token_ids), "examples", data, truncate, has_images
     )
-    notices = [*notices, *loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)]
+    notices = [*notices, *loaded.notices, *list_text_notices(list_text_prompts(piece_lists), renderer)]
     return replace(loaded, notices=notices, findings=findings)
 
 
@@ -124,16 +124,16 @@ def apply_max_length(
     truncate: Callable[[E], E | None] = lambda example: None,
     has_images: Sequence[bool] = (),
 ) -> LoadedExamples[E]:
-    """Drop examples that are longer than data.max_length, or shorten them with `truncate`; those with images are not
-    truncated. Raises ValueError if one is too long and data.truncation=error, or none remains."""
+    """Drop examples that are longer than data.max_length, or shorten them with `truncate`; examples with images are not
+    shortened. Raises ValueError if an example is too long and data.truncation=error, or if no example remains."""
     lengths = [count_tokens(example) for _, example in examples]
     limit, locations = data.max_length, [location for (_, location), _ in examples]
     num_long = check_length_limit(
         lengths, locations, plural_noun, "data.max_length", limit, data.truncation, has_images
     )
     fitted = [
-        (file, example if size <= limit else truncate(example))
-        for ((file, _), example), size in zip(examples, lengths, strict=True)
+        (number, (example if size <= limit else truncate(example)))
+        for ((number, _), example), size in zip(examples, lengths, strict=True)
     ]
     remaining = [(number, example) for number, example in fitted if example is not None]
     sizes = Counter(number for number, _ in remaining)
@@ -144,8 +144,8 @@ def apply_max_length(
 
 
 def make_source_names(files: str | Sequence[str]) -> list[str]:
-    """Return a name for each file: as few last parts of its path as possible, e.g. "a/train" and "b/train". The suffix
-    is left out, unless files differ only in it. Two names are equal only for the same file twice."""
+    """Return a name for each file: as few last parts of its path as tell the files apart, e.g. "a/train", "b/train".
+    The suffix is left out, unless files differ only in it. Only a file that is listed twice has the same name twice."""
     files_with_suffix = [Path(file).expanduser().absolute() for file in to_file_list(files)]
     paths = [Path(DATA_FILE.sub("", str(file))) for file in files_with_suffix]
     if len({*paths}) < len({*files_with_suffix}):
@@ -192,7 +192,8 @@ def _split_row_into_pieces(
 def _add_missing_thoughts(chat: Sequence[Message], thoughts: str) -> list[Message]:
     """Add thoughts to the last message, if it is an assistant's and has none."""
     *before, last = chat
-    return [*before, last if last["role"] != "assistant" or read_thoughts(last) else add_thoughts(last, thoughts)]
+    is_complete = last["role"] != "assistant" or bool(read_thoughts(last))
+    return [*before, (last if is_complete else add_thoughts(last, thoughts))]
 
 
 def read_answer(row: DataRow, column: str, reader: ImageReader) -> str | list[Message]:
@@ -253,8 +254,7 @@ def read_text_column(row: DataRow, column: str) -> str:
 
 
 def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
-    """Tokenize examples, given as lists of pieces, in batches: the tokenizer uses all cores, but its results are
-    large."""
+    """Tokenize examples (lists of pieces) in batches: the tokenizer uses all cores, but its results are large."""
     batches = (examples[start : start + BATCH] for start in range(0, len(examples), BATCH))
     return [row for batch in batches for row in _tokenize_batch(batch, renderer)]
 
@@ -267,19 +267,19 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
         texts = [piece.text for piece, is_start in zip(pieces, gets_bos, strict=True) if is_start == with_bos]
         tokens[with_bos] = iter(renderer.encode(texts, add_special_tokens=with_bos) if texts else [])
     piece_tokens = (next(tokens[with_bos]) for with_bos in gets_bos)
-    eos, ends_of_texts, rows = renderer.tokenizer.eos_token_id, {*renderer.eos_token_ids}, list[Row]()
+    eos, stop_ids, rows = renderer.tokenizer.eos_token_id, {*renderer.eos_token_ids}, list[Row]()
     for example in examples:
         ids, mask, ends = list[int](), list[int](), list[int]()
         for piece, token_ids in zip(example, piece_tokens, strict=False):
             if renderer.images:
                 token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
             ids += token_ids
-            lacks_end = not piece.is_chat_text and ends_of_texts.isdisjoint(token_ids[-1:])
+            lacks_end = not piece.is_chat_text and stop_ids.isdisjoint(token_ids[-1:])
             if piece.is_trained and lacks_end and eos is not None:
                 ids.append(eos)
             mask += [int(piece.is_trained)] * (len(ids) - len(mask))
-            ends += [len(ids) - 1] * piece.is_trained
-        mask[0] = 0  # the first token, trained on in a text without BOS, has no context
+            ends += [len(ids) - 1] if piece.is_trained else []
+        mask[0] = 0  # the first token, e.g. of a text without BOS, cannot be predicted: it has no context
         encoded_images = tuple(image.encoded_image for piece in example for image in piece.encoded_images)
         images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
         rows.append(make_row(ids, mask, ends, images))
@@ -287,7 +287,7 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
 
 
 def make_row(ids: Sequence[int], mask: Sequence[int], ends: list[int], images: Sequence[ImageInput] = ()) -> Row:
-    """Return a row that no engine sampled. Lists would need several times the memory of its arrays."""
+    """Return a row that no engine sampled. It has arrays, because lists would need several times their memory."""
     return Row(array("i", ids), array("b", mask), array("d", bytes(8 * len(ids))), ends, images=images)
 
 

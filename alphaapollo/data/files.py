@@ -29,19 +29,19 @@ from alphaapollo.utils.text import show_first
 T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 TRAIN = ("train",)
-HELD_OUT = ("validation", "val", "valid", "dev", "test")
+HELD_OUT = ("validation", "val", "valid", "dev", "test")  # names of splits, best first
 MAX_RATIO, MAX_EXPANDED = 100, 1 << 30  # a compressed file may expand 100 times or, if this is more, to a GiB
 SUFFIXES = (".parquet", ".jsonl", ".json")  # of files that examples/data_preprocess reads
-SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # also stands for a byte that is not UTF-8
+SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # a byte that is not UTF-8 is decoded to a surrogate
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 @dataclass(frozen=True)
 class ResolvedFiles:
-    """Files of one entry of data.train_files. The same content in the same order is the same data."""
+    """Files of one entry of data.train_files. Entries with the same file contents in the same order are equal data."""
 
     entry: str  # with the split that is read, e.g. `openai/gsm8k:main#train`
-    files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub, those of the cache
+    files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub: in the hub's cache
     dataset: Any = None  # datasets.Dataset that reads the files; None: they are read one after the other
     hub_id: str = ""  # OWNER/NAME, for a data set on the hub
     part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all
@@ -57,9 +57,9 @@ class ResolvedFiles:
 
 @dataclass(frozen=True)
 class FolderReader:
-    """Kind of folder whose content is data, in the group `data_folders` (docs/plugins.md), e.g. folders of tasks."""
+    """Reader of one kind of data folders, e.g. of tasks, in the group `data_folders` of plug-ins (docs/plugins.md)."""
 
-    find_entries: Callable[[Path], Sequence[Path]]  # folders that are rows, below a folder or itself; empty: none
+    find_entries: Callable[[Path], Sequence[Path]]  # folders that are rows: the given folder, or folders below it
     list_files: Callable[[Path], Sequence[Path]]  # files of an entry, which identify its content
     read_rows: Callable[[Sequence[Path]], list[DataRow]]  # a row for each entry
 
@@ -97,9 +97,9 @@ def name_splits(files: str | Sequence[str], splits: Sequence[str], notices: list
 
 
 def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
-    """Find the files of `PATH_OR_ID[:config][@revision][#split]`. A path that exists is never read as a hub id. splits:
-    what an entry without `#split` means if there are several, best first. Raises ValueError if there is no such file,
-    config or split, or the hub cannot be used."""
+    """Find the files of `PATH_OR_ID[:config][@revision][#split]`. A path that exists is never read as a hub id. If an
+    entry without `#split` has several splits, it means the first of `splits` that it has. Raises ValueError if there is
+    no such file, config or split, or the hub cannot be used."""
     path, entry = Path(text).expanduser(), DatasetEntry.parse(text)
     if path.is_file() and not DATA_FILE.search(path.name):
         formats = "parquet, arrow, jsonl, json, csv or tsv, the last four also with .gz, .bz2, .zst or .lz4"
@@ -113,8 +113,8 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
         if len(readers := {source.reader for source in sources}) > 1:
             raise ValueError(f"{text} matches folders of {max(readers)} and other data. Use one entry for each.")
         files = tuple(file for source in sources for file in source.files)
-        folders = tuple(entry for source in sources for entry in source.entries)
-        return ResolvedFiles(text, files, reader=readers.pop(), entries=folders)
+        row_folders = tuple(row_folder for source in sources for row_folder in source.entries)
+        return ResolvedFiles(text, files, reader=readers.pop(), entries=row_folders)
     folder = Path(entry.path).expanduser()
     results = folder / "results.jsonl"
     if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
@@ -122,12 +122,12 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     plugins = find_plugins("data_folders") if folder.is_dir() else {}
     for name, plugin in plugins.items():
         reader = None if plugin.is_missing else plugin.load()
-        if reader is None or not (rows := reader.find_entries(folder.absolute())):
+        if reader is None or not (row_folders := reader.find_entries(folder.absolute())):
             continue
         if entry != DatasetEntry(entry.path):
             raise ValueError(f"{text}: a folder of {name} has no splits or configs. Use {entry.path}.")
-        files = tuple(file for row in rows for file in reader.list_files(row))
-        return ResolvedFiles(str(folder.absolute()), files, reader=name, entries=tuple(rows))
+        files = tuple(file for row_folder in row_folders for file in reader.list_files(row_folder))
+        return ResolvedFiles(str(folder.absolute()), files, reader=name, entries=tuple(row_folders))
     if folder.is_dir() and not entry.revision:
         source = _resolve_folder(folder.absolute(), entry, splits)
         paths = map(os.path.abspath, source.files)
@@ -160,14 +160,14 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
         with _explain_library_errors(name):
             loaded = datasets.load_dataset(str(folder), entry.config)
         return replace(_choose_dataset(loaded, replace(entry, split=split), splits), files=files)
-    known = {*chain(*by_split.values())}
-    unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in known]
+    assigned = {*chain(*by_split.values())}
+    unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in assigned]
     notice = f"{name}: files that belong to no split are not read: {', '.join(unread[:3])}."
     return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if unread and not entry.config else ())
 
 
 def _refuse_remote_files(folder: Path) -> None:
-    """Raise ValueError if the description of a data set names files at other addresses, which would be requested."""
+    """Raise ValueError if the description of a data set names files at other addresses, which would be downloaded."""
     for name, parse in {"README.md": _read_front_matter, ".huggingface.yaml": read_yaml}.items():
         with _explain_library_errors(str(folder)):
             configs = (parse(folder / name) or {}).get("configs") if (folder / name).is_file() else None
@@ -199,7 +199,7 @@ def _resolve_hub_id(entry: DatasetEntry, splits: tuple[str, ...]) -> ResolvedFil
 
 
 def _choose_dataset(loaded: Any, entry: DatasetEntry, splits: Sequence[str]) -> ResolvedFiles:
-    """Choose a split of a datasets.DatasetDict, or return the only split, a datasets.Dataset."""
+    """Choose a split of `loaded`: a datasets.DatasetDict of splits, or a datasets.Dataset, which is the only split."""
     if not isinstance(loaded, dict):
         loaded = {str(loaded.split or entry.split or splits[0]): loaded}
     split, is_part = _choose_split(loaded, entry, splits)
@@ -252,7 +252,7 @@ def _explain_library_errors(name: str) -> Iterator[None]:
 
 def read_rows(path: str | Path) -> DataRows:
     """Read all rows of an entry of data.train_files. Rows of the hub without a column `data_source` get the id of the
-    data set as `data_source`. Raises ValueError if there are no rows, or one is unreadable."""
+    data set as `data_source`. Raises ValueError if there are no rows, or a row is unreadable."""
     source = resolve_entry(str(path))
     if source.reader:
         rows = load_plugin("data_folders", source.reader).read_rows(source.entries)
@@ -276,7 +276,7 @@ def read_rows(path: str | Path) -> DataRows:
 
 def _read_dataset(dataset: Any, name: str) -> list[DataRow | BadRow]:
     with _explain_library_errors(name):
-        check_memory(len(dataset), 0, dataset.data.nbytes)
+        check_memory(len(dataset), num_values=0, num_bytes=dataset.data.nbytes)
         return [*dataset.with_format("arrow")[:].to_pylist()]
 
 
@@ -315,13 +315,13 @@ def list_column_names(rows: Iterable[DataRow]) -> list[str]:
 
 
 def _read_file(path: Path) -> list[DataRow | BadRow]:
-    """Read a file. Raises ValueError if it is not readable as its suffix says."""
+    """Read a file. Raises ValueError if it cannot be read in the format of its suffix."""
     if len(files := resolve_entry(str(path)).files) != 1:
         raise ValueError(f"{path} has {len(files)} files. Use one data file.")
     (path,) = files
     kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
-        check_memory(0, 0, path.stat().st_size)
+        check_memory(num_rows=0, num_values=0, num_bytes=path.stat().st_size)
         if path.name.lower().endswith(("json", "jsonl")):
             return _read_json(path, _convert_to_utf8(path.read_bytes()), kind)
         import pyarrow  # only now: gpu-check reads jsonl without it
@@ -357,12 +357,12 @@ def _read_json(path: Path, content: bytes, kind: str) -> list[DataRow | BadRow]:
     """Parse JSON lines, or a .json file with a list of objects."""
     text = content.decode("utf-8-sig", "surrogateescape")
     if kind == "json" and text.lstrip().startswith("["):
-        values = [(f"{path}, row {index}", value) for index, value in enumerate(json.loads(text))]
+        located_values = [(f"{path}, row {index}", value) for index, value in enumerate(json.loads(text))]
     else:
         lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-        values = [(location, _parse_line(line, location)) for location, line in lines]
+        located_values = [(location, _parse_line(line, location)) for location, line in lines]
     check = _check_object if SURROGATE.search(text) is None else _check_text
-    return [check(*value) for value in values]
+    return [check(location, value) for location, value in located_values]
 
 
 def _parse_line(line: str, location: str) -> object:

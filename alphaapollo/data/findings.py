@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from alphaapollo.data.rendering import Renderer
 
 TRUTH_COLUMNS = ("expected_answer", "final_answer", "golden_answers", "answers", "solution", "Answer", "label")
-"""Columns that may have the ground truth if there is neither `ground_truth` nor `answer`. The first one counts."""
+"""Columns that may have the ground truth if a row has neither `ground_truth` nor `answer`. The first one counts."""
 VERL_COLUMNS = ("ground_truth", "answer", "reward_model", "extra_info", "env_kwargs")  # may have a ground truth, too
 PARSED_COLUMNS = {*CONTEXT_COLUMNS, *TRUTH_COLUMNS, *VERL_COLUMNS, "metadata", "objects", "videos", "audios"}
 JSON_TEXT, KEY, VARIABLE = "JSON written as text in the column", "the key of messages", "the variable"
@@ -47,15 +47,16 @@ def find_unread_content(
 ) -> list[DataFinding]:
     """Find what a run ignores in the rows of a file: columns, keys of messages, variables for the chat template.
 
-    columns: those with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
-    model's, which knows what the chat template shows; None if the command has no model.
+    columns: columns with prompts, chats or answers. context: other columns that are read; None if all are. renderer:
+    renderer of the model, to find what its chat template shows; None if the command has no model.
     """
     counts, values = Counter[Content](), dict[Content, Any]()
     for row in rows:
         found = dict(_list_contents(row, columns, context, renderer.added_bos if renderer else ""))
         counts.update(found.keys())
         for content, value in found.items():
-            if content not in values or (content[0] == KEY and value[content[1]]):  # a template may hide a false value
+            kind, name, _ = content
+            if content not in values or (kind == KEY and value[name]):  # a template may hide a false value
                 values[content] = value
     return [
         DataFinding(path, f"{kind} {name!r}", effect, count, len(rows))
@@ -67,7 +68,7 @@ def find_unread_content(
 def _list_contents(
     row: JsonObject, columns: Collection[str], context: Collection[str] | None, bos: str
 ) -> Iterator[tuple[Content, Any]]:
-    """Yield (content, value) for what a run may ignore in a row. The value of a key is a part of its message."""
+    """Yield (content, value) for what a run may ignore in a row. For a key of a message: {"role": ..., key: ...}."""
     for column, value in row.items():
         if value is None or column == "data_source":
             continue
@@ -115,6 +116,6 @@ def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> 
         return not renderer.template_reads(name)
     bare = {"role": value["role"], "content": "?"}
     before: list[Any] = [] if value["role"] in ("system", "user") else [{"role": "user", "content": "?"}]
-    with suppress(ValueError):  # a template for other chats
+    with suppress(ValueError):  # the template rejects these chats
         return renderer.render_chat([*before, bare]) == renderer.render_chat([*before, {**bare, **value}])
     return False

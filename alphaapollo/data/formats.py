@@ -49,20 +49,20 @@ def read_rows_in_known_format(
         names: {column that a format returns: configured name of this column}.
         optional: columns that are also read; None if all columns are.
 
-    Returns rows, and a notice if they were converted or have columns that are not read. Raises ValueError if a file is
-    unreadable or of no known format.
+    Returns rows, and findings about their conversion and about content that is not read. Raises ValueError if the file
+    is unreadable or of no known format.
     """
     rows = read_rows(path)
     columns = {*list_column_names(rows)}
     if any({*group} <= columns for group in needed):
         return rows, find_unread_content(path, rows, {*names.values()}, optional, renderer)
     candidates = () if {*RESULT_COLUMNS} <= columns else formats
-    if known := next((known for known in candidates if {*known.columns} <= columns), None):
-        converted = (row | {names.get(key, key): value for key, value in known.convert(row).items()} for row in rows)
-        names_read = f"the column{'s' * (len(known.columns) > 1)} {', '.join(known.columns)}"
-        guess = DataFinding(path, names_read, f"read as {known.name}", len(rows), len(rows))
-        unread = find_unread_content(path, rows, {*known.columns, *known.optional}, optional, renderer)
-        return DataRows(converted, rows.locations, rows.source), [guess, *unread]
+    if found := next((candidate for candidate in candidates if {*candidate.columns} <= columns), None):
+        converted = (row | {names.get(key, key): value for key, value in found.convert(row).items()} for row in rows)
+        names_read = f"the column{'s' * (len(found.columns) > 1)} {', '.join(found.columns)}"
+        conversion = DataFinding(path, names_read, f"read as {found.name}", len(rows), len(rows))
+        unread = find_unread_content(path, rows, {*found.columns, *found.optional}, optional, renderer)
+        return DataRows(converted, rows.locations, rows.source), [conversion, *unread]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
     keys = ", ".join(f"data.{name}_key" for name in names)
     raise ValueError(
@@ -73,13 +73,14 @@ def read_rows_in_known_format(
 
 def _suggest_command(path: str, columns: Collection[str], names: Collection[str]) -> str:
     """Return a sentence with the command that reads a file with these columns; empty if there is none. names: columns
-    that are missing, for which a script in examples/data_preprocess may prepare the file."""
+    that were needed; a script in examples/data_preprocess may convert the file to a file with them."""
     scripts = {"messages": "prepare_sft", "chosen": "prepare_preference", "label": "prepare_preference"}
     script = next(
         (f"python -m examples.data_preprocess.{scripts[name]} --data_source" for name in names if name in scripts), ""
     )
+    read_by_script = [RESULT_COLUMNS, ("question", "answer")] if "messages" in names else [RESULT_COLUMNS]
     commands: list[tuple[str, Sequence[Collection[str]]]] = [
-        (script, [RESULT_COLUMNS, ("question", "answer")] if "messages" in names else [RESULT_COLUMNS] * bool(script)),
+        (script, (read_by_script if script else [])),
         ("alphaapollo dpo data.train_files", [("chosen", "rejected")]),
         ("alphaapollo dpo preference.loss=kto data.train_files", [("completion", "label"), ("response", "label")]),
         ("alphaapollo sft data.train_files", [("messages",), *(known.columns for known in SFT_FORMATS)]),
@@ -90,7 +91,7 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
 
 
 def _make_messages(value: Any, role: str = "assistant") -> list[Any]:
-    """Return messages, or a text that contains messages, as messages; another text, or parts, as one message."""
+    """Return the messages in a list or in a text; any other value (a text, or parts) becomes one message."""
     chat = read_chat_text(value) or value
     is_chat = isinstance(chat, list) and all(isinstance(item, dict) and item.keys() & {"role", "from"} for item in chat)
     return chat if is_chat else [{"role": role, "content": value}]
@@ -108,7 +109,7 @@ def _split_turns(turns: Any) -> Any:
 
 
 def _split_last_answer(row: DataRow) -> tuple[list[Any], list[Any]]:
-    """Return a chat up to its last user message, and the messages after it. Raises ValueError if there is none."""
+    """Return a chat up to its last user message, and the messages after it. Raises ValueError without user message."""
     messages: list[Any] = read_chat_text(row["messages"]) or row["messages"] or []
     roles = [str(message.get("role", message.get("from"))) for message in messages]
     ends = [number for number, role in enumerate(roles, 1) if role in ("user", "human")]

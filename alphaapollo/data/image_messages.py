@@ -25,11 +25,11 @@ from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, JsonObject,
 from alphaapollo.utils.literals import read_literal
 
 IMAGES = "images"  # key of a message, and column of a data row
-IMAGE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of an image
+IMAGE_PART = "image_pil"  # type of a part of an agent's message; the part's `uuid` is the digest of an image
 IMAGE_KEYS = ("bytes", "image", "image_url", "url", "path")  # the first one that is not None counts
 DOWNLOAD_TIMEOUT = 30.0  # seconds that a server may take to send anything
 MAX_DOWNLOAD = 32 << 20  # bytes
-DOWNLOADS_KEPT = 4096  # images that several rows may share
+DOWNLOADS_KEPT = 4096  # downloaded images that stay in memory, because several rows may have the same one
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class ImageReader:
     allow_urls: bool | None = None  # download http(s) URLs; None: data.allow_image_urls does not apply
 
     def read(self, value: object) -> EncodedImage:
-        """Convert an image to its file's bytes or absolute path, and check its header. Raises ValueError if it is
-        unreadable."""
+        """Return the bytes or the absolute path of an image. Raises ValueError if its header is unreadable."""
         encoded_image = self._find(value)
         with open_image(encoded_image):
             return encoded_image
@@ -80,7 +79,7 @@ def read_image_column(row: Mapping[str, object], reader: ImageReader) -> list[En
     """Read the column `images` of a data row; None if there is no such column. Raises ValueError if an image cannot be
     read, or if the row has boxes, videos or audio."""
     _check_has_only_images(row)
-    if IMAGES not in row and row.get("image") is not None:  # LLaVA: the picture of the only mark
+    if IMAGES not in row and row.get("image") is not None:  # LLaVA: the image of the only mark
         texts = (value for column, value in row.items() if column != "image")
         row = {IMAGES: [row["image"]]} if any(IMAGE_MARK in str(value) for value in texts) else row
     if IMAGES not in row:
@@ -143,15 +142,14 @@ def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
     if images := message.get("images"):
         if slots.count(None) != len(images):
             raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(images))
-        remaining = iter([None if value is None else reader.read(value) for value in images])  # None: of the column
+        remaining = iter([None if value is None else reader.read(value) for value in images])  # None: in the column
         slots = [next(remaining) if slot is None else slot for slot in slots]
     converted = {**message, "content": "".join(texts)}
     return cast(Message, {**converted, IMAGES: slots} if images or has_images else converted)
 
 
 def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Convert the messages of an environment: part lists and images of any form. Raises ValueError for malformed
-    ones."""
+    """Convert the messages of an environment: parts, and images of any form. Raises ValueError if one is malformed."""
     return place_images([convert_parts(message, LOCAL_IMAGES) for message in messages])
 
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared images
 NUM_LOCKS = 64  # so that few different images share a lock
 MAX_PIXELS = 2**26  # of an image, before the processor resizes it
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of other formats may start programs; MPO is a JPEG
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # JPEG includes MPO. Other decoders may start programs
 DECODING = BoundedSemaphore(2)  # an image of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # names that processors for models with M-RoPE use
-EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
+EXCLUDED_LOGIT = -1e9  # logit of placeholders in engine and trainer: they are never sampled
 PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in a model's config
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)  # EXIF tag, and its values that swap width and height
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
@@ -118,7 +118,7 @@ class ImageProcessor:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """Image that is not prepared, and its tokens in a prompt."""
+    """Unprepared image, with its tokens in a prompt."""
 
     encoded_image: EncodedImage
     token_ids: Sequence[int]
@@ -126,8 +126,8 @@ class ImageTokens:
 
 @dataclass(frozen=True)
 class LazyImages(Sequence[ImageInput]):
-    """Prepared images of a training example, prepared each time they are needed: those of a data set do not fit in
-    memory. Pickled as a tuple of prepared images."""
+    """Images of a training example, prepared each time they are needed, because the prepared images of all examples do
+    not fit in memory. Pickled as a tuple of prepared images."""
 
     processor: ImageProcessor
     encoded_images: tuple[EncodedImage, ...]
@@ -191,8 +191,7 @@ def read_image(encoded_image: EncodedImage) -> Image:
 
 
 def read_image_size(encoded_image: EncodedImage) -> tuple[int, int]:
-    """Return width and height of an image after its EXIF rotation, from its header. Raises ValueError like
-    open_image."""
+    """Return width and height of an image after its EXIF rotation. Raises ValueError like open_image."""
     from PIL import Image
 
     with open_image(encoded_image) as image:
@@ -267,25 +266,24 @@ def find_placeholder_ids(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def reads_images(config: PretrainedConfig) -> bool:
-    """Return whether a model is a vision-language model whose images are supported. Others are used like text models,
-    e.g. Gemma 3, in which the tokens of an image attend to each other in both directions."""
+    """Return whether a model is a vision-language model whose images are supported. Other models are used for texts
+    only, e.g. Gemma 3, in which the tokens of an image attend to each other in both directions."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     if getattr(config, "vision_config", None) is None or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return False
-    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-    is_bidirectional = "token_type_ids" in inspect.signature(kind.forward).parameters or getattr(
+    model_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    is_bidirectional = "token_type_ids" in inspect.signature(model_class.forward).parameters or getattr(
         config.get_text_config(), "use_bidirectional_attention", None
     )
-    return not is_bidirectional and hasattr(kind, "get_image_features") and "text_config" in config.sub_configs
+    return not is_bidirectional and hasattr(model_class, "get_image_features") and "text_config" in config.sub_configs
 
 
 def load_image_processor(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> ImageProcessor | None:
-    """Load the processor of a model, given as hub id or local folder. None if the model does not read images. A
-    tokenizer without chat template gets the processor's. Raises ValueError if a vision-language model has no
-    processor."""
+    """Load the processor of a model, given as hub id or local folder; None if the model reads no images. A tokenizer
+    without chat template gets the processor's. Raises ValueError if a model that reads images has no processor."""
     from transformers import AutoConfig, PreTrainedConfig
 
     has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]

@@ -89,8 +89,8 @@ def load_preferences(
     )
     convert = partial(_parse_row, renderer=renderer, data=data, single_answers=single_answers)
     parsed_rows, findings = read_examples(files, read_rows, convert, max_samples, data)
-    texts = [pieces for _, (answers, _) in parsed_rows for pieces in answers]
-    rows = iter(tokenize_examples(texts, renderer))
+    piece_lists = [pieces for _, (answers, _) in parsed_rows for pieces in answers]
+    rows = iter(tokenize_examples(piece_lists, renderer))
     examples = list[tuple[RowPlace, PreferenceExample]]()
     for place, (_, example) in parsed_rows:
         example.rows = [next(rows) for _ in example.is_good]
@@ -101,9 +101,8 @@ def load_preferences(
     loaded = apply_max_length(files, examples, lambda example: example.longest_row_length, noun, data)
     if single_answers:
         _add_unrelated_answers(files, loaded.examples, data)
-    return replace(
-        loaded, notices=[*loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)], findings=findings
-    )
+    text_notices = list_text_notices(list_text_prompts(piece_lists), renderer)
+    return replace(loaded, notices=[*loaded.notices, *text_notices], findings=findings)
 
 
 def _add_unrelated_answers(files: str | Sequence[str], answers: Sequence[PreferenceExample], data: PairData) -> None:
@@ -156,12 +155,12 @@ def _parse_row(
         answers = [read_answer(row, data.response_key, reader)]
     else:
         prompt, *answers = _read_pair(row, data, reader)
-    texts = [
+    piece_lists = [
         pieces
         for answer in answers
         for pieces in join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, in_one_example=True)
     ]
-    return texts, example
+    return piece_lists, example
 
 
 def _read_pair(
@@ -197,7 +196,7 @@ def _split_common_prompt(
 
 
 def _split_common_text(chosen: str, rejected: str, row: DataRow, data: PairData) -> tuple[str, str, str]:
-    """Split two texts into their common words, which are the prompt, the chosen answer and the rejected answer."""
+    """Split two texts into the prompt (the words with which both begin), the chosen answer and the rejected answer."""
     common = chosen[: count_equal_items(chosen, rejected)]
     end = max(common.rfind(" "), common.rfind("\n"))  # the answers begin with the space
     if not common[: max(end, 0)].strip():

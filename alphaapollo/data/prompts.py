@@ -40,14 +40,14 @@ def load_prompts(
     system_prompt: str = "",
     ground_truth_key: str = "",
 ) -> list[Prompt]:
-    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. What is not read is
+    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. Unread content is
     added to `findings`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
     prompts: list[Prompt] = []
     for file, path in enumerate(to_file_list(files)):
         names = {"prompt": prompt_key}
         rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
-            findings += [found for found in unread if not (ground_truth_key and found.effect == READ_AS_TRUTH)]
+            findings += [item for item in unread if not (ground_truth_key and item.effect == READ_AS_TRUTH)]
         if ground_truth_key and not any(ground_truth_key in row for row in rows):
             columns = ", ".join(rows[0]) if len(rows) else "none"
             raise ValueError(f"{path} has no column data.ground_truth_key={ground_truth_key}. Columns: {columns}.")
@@ -83,9 +83,8 @@ def _convert_row_to_prompt(
     if {*LOG_COLUMNS} <= row.keys():
         row = _read_logged_row(row, prompt_key)
     context = RowContext.from_row(row, reader, system_prompt)
-    reward_model, extra_info, env_kwargs = (
-        _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
-    )
+    columns = ("reward_model", "extra_info", "env_kwargs")
+    reward_model, extra_info, env_kwargs = (_read_struct_column(row, column) for column in columns)
     if row.get("metadata"):
         metadata = row["metadata"]
         parsed = read_literal(metadata) if isinstance(metadata, str) else None
@@ -94,12 +93,12 @@ def _convert_row_to_prompt(
     extra_info = {key: value for key, value in row.items() if key not in known and value is not None} | extra_info
     truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
     answer = row.get("answer")
-    truths.append(answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer)  # GSM8K
+    truths.append(answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer)  # GSM8K: "... #### 14"
     truths += map(row.get, TRUTH_COLUMNS)
     truths = [row.get(ground_truth_key)] if ground_truth_key else truths
-    data_source, name = row.get("data_source"), row.get("dataset")
-    name = name[0] if isinstance(name, list) and len(name) == 1 else name
-    data_source = name if data_source is None and isinstance(name, str) else data_source
+    data_source, dataset = row.get("data_source"), row.get("dataset")
+    dataset = dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset
+    data_source = dataset if data_source is None and isinstance(dataset, str) else data_source
     if not isinstance(data_source, str | None):
         raise ValueError(f"data_source is {shorten_repr(data_source)}; it must be text. Convert it to text.")
     return Prompt(
@@ -154,12 +153,12 @@ def _read_struct_column(row: DataRow, column: str) -> JsonObject:
 
 
 def list_text_notices(texts: Sequence[str], renderer: Renderer) -> list[str]:
-    """Return notices about prompts that are texts, and that a model does not continue as its users expect."""
+    """Return notices about text prompts that a model may not continue as users expect."""
     tokenizer, notices = renderer.tokenizer, list[str]()
     eos = tokenizer.eos_token or ""
-    if eos and (ended := sum(text.rstrip().endswith(eos) for text in texts)):
+    if eos and (num_ended := sum(text.rstrip().endswith(eos) for text in texts)):
         notices.append(
-            f"{ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
+            f"{num_ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
         )
     if texts and tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
         notices.append(
@@ -197,7 +196,7 @@ def check_length_limit(
     has_images: Sequence[bool] = (),
 ) -> int:
     """Count the lengths over `limit`, the value of the config key `key`. Raises ValueError if some are too long and
-    truncation=error, one with an image would be truncated, or all are too long and truncation=drop."""
+    truncation=error, an item with an image would be truncated, or all are too long and truncation=drop."""
     with_images = [index for index, has_image in enumerate(has_images) if has_image]
     if with_images and truncation != "drop":
         rows, row_lengths = [locations[index] for index in with_images], [lengths[index] for index in with_images]

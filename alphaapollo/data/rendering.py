@@ -52,7 +52,7 @@ class Renderer:
             are read.
     """
 
-    skips_special_tokens = True  # in texts of answers
+    skips_special_tokens = True  # whether `decode` leaves special tokens out
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Renderer:
         return self.images.expand_placeholders(token_ids, self.prepare_images(content))
 
     def _count_expanded(self, token_ids: list[int], encoded_images: Sequence[EncodedImage]) -> int:
-        """Return the length of a prompt whose placeholders are not expanded yet, if they were."""
+        """Return the length that a prompt has after its placeholders are expanded."""
         if self.images is None:
             return len(token_ids)
         self.images.check_placeholders(token_ids.count(self.images.placeholder_id), len(encoded_images))
@@ -125,7 +125,7 @@ class Renderer:
     def _encode_unexpanded(
         self, contents: Sequence[list[Message] | str], renderers: Sequence[Renderer] = ()
     ) -> list[list[int]]:
-        """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
+        """Tokenize prompts with one placeholder per image. renderers: one per prompt; empty: this one for all."""
         pairs = zip(contents, renderers or [self] * len(contents), strict=True)
         texts = [renderer.render_chat(content) if isinstance(content, list) else content for content, renderer in pairs]
         are_chats = [isinstance(content, list) for content in contents]
@@ -141,14 +141,15 @@ class Renderer:
         return self.skip_turn_end(ids, last_sampled_token)
 
     def skip_turn_end(self, following: list[int], last_sampled_token: int | None) -> list[int]:
-        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end,
-        e.g. another stop token. A token that also starts the next message, e.g. GLM's <|user|>, is left out only if it
-        is the sampled token."""
+        """Return `following`, the tokens after an answer, without the template's end of the turn if the model has
+        sampled this or another stop token. A token that also starts the next message, e.g. GLM's <|user|>, is left out
+        only if it is the sampled token."""
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following
-        if (text := self.template_end_ids) and self.missing_end_ids and following[: len(text)] == text:
-            return following[len(text) :]
+        template_end = self.template_end_ids  # a text, without stop token, if there are missing_end_ids
+        if template_end and self.missing_end_ids and following[: len(template_end)] == template_end:
+            return following[len(template_end) :]
         is_end = following[end] in (last_sampled_token, *self._closing_ids)
         return following[end + 1 :] if is_end else following
 
@@ -159,18 +160,19 @@ class Renderer:
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
-        end = self.turn_end_ids
-        start = next((index for index, token in enumerate(end) if token in self._marker_ids), 0)
-        return token_ids + end[start + 1 :] if end[start : start + 1] == token_ids[-1:] else token_ids
+        turn_end = self.turn_end_ids
+        marker = next((index for index, token in enumerate(turn_end) if token in self._marker_ids), 0)
+        ends_with_marker = turn_end[marker : marker + 1] == token_ids[-1:]
+        return token_ids + turn_end[marker + 1 :] if ends_with_marker else token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text without special tokens and without a stop token at the end, for display, graders and
         environments (never re-encoded)."""
-        ended = bool(token_ids) and token_ids[-1] in self.eos_token_ids
-        return self.decode_raw(token_ids[: len(token_ids) - ended], self.skips_special_tokens)
+        has_stop = bool(token_ids) and token_ids[-1] in self.eos_token_ids
+        return self.decode_raw(token_ids[:-1] if has_stop else token_ids, self.skips_special_tokens)
 
     def decode_raw(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Decode tokens with special tokens, e.g. those of an answer that did not end."""
+        """Decode all tokens, e.g. of an answer that did not end. Special tokens are shown, by default."""
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(token_ids), **options))
 
@@ -189,8 +191,8 @@ class Renderer:
         return self._apply_template(self.split_control_strings(chat), add_generation_prompt, arguments)
 
     def split_tools(self, arguments: Mapping[str, object]) -> JsonObject:
-        """Return variables for the chat template, in which the texts of `tools` have no control strings when they are
-        rendered and encoded."""
+        """Return variables for the chat template, with the control strings in the texts of `tools` split, so that they
+        are encoded as ordinary text."""
         pattern, tools = self._control_patterns["user"], arguments.get("tools")
         return {**arguments, **({"tools": split_control_text(tools, pattern, Counter())} if tools else {})}
 
@@ -200,7 +202,7 @@ class Renderer:
         return content if isinstance(content, str) else renderer.render_chat(content)
 
     def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Return messages whose texts have no control strings when they are rendered and encoded."""
+        """Return messages with the control strings in their texts split, so that they are encoded as ordinary text."""
         patterns = [self._control_patterns.get(message["role"], self._control_patterns["user"]) for message in chat]
         pairs = zip(chat, patterns, strict=True)
         return [split_control_text(message, pattern, self.control_strings) for message, pattern in pairs]
@@ -274,8 +276,8 @@ class Renderer:
         """Patterns of control strings by role; other roles are like the user. The assistant may write special tokens
         that do not start or end a turn, e.g. those of tool calls."""
         question, answer = Message(role="user", content=PLACEHOLDER), Message(role="assistant", content=PLACEHOLDER)
-        frame = set[int]()
-        with suppress(ValueError):  # a template for other chats
+        frame = set[int]()  # tokens that start or end turns
+        with suppress(ValueError):  # the template rejects this chat
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
             frame = ({*self.encode([shown])[0]} & self._marker_ids) | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
@@ -289,7 +291,7 @@ class Renderer:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an assistant turn: EOS, those of generation_config.json, and the chat template's
+        """Ids of the tokens that end an assistant turn: EOS, the ids in generation_config.json, and the chat template's
         first token with a name after an answer. Raises ValueError if generation_config.json cannot be read."""
         ids = [self.tokenizer.eos_token_id]
         for path in dict.fromkeys((str(self.tokenizer.name_or_path), self.model_path)):
@@ -312,8 +314,7 @@ class Renderer:
     @cached_property
     def missing_end_ids(self) -> list[int]:
         """Token to append to the last answer of a chat: the stop token that starts the next user message, or EOS. Empty
-        if the template ends a turn with a stop token, instead of with nothing, as GLM's, or with text, e.g. a newline.
-        """
+        if the template itself ends a turn with a stop token. It may end a turn with nothing (GLM) or with a newline."""
         if not self.tokenizer.chat_template or {*self.eos_token_ids} & {*self.template_end_ids}:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
@@ -326,7 +327,7 @@ class Renderer:
 
     def list_end_notices(self) -> list[str]:
         """Return a notice if the chat template ends a turn with text, at which no engine stops."""
-        if not self.missing_end_ids or not self.template_end_ids:
+        if not (self.missing_end_ids and self.template_end_ids):
             return []
         end, added = self.decode_raw(self.template_end_ids), self.decode_raw(self.missing_end_ids)
         return [f"The chat template ends a turn with {end!r}, which stops no engine, so fine-tuning adds {added}."]
@@ -346,6 +347,7 @@ class Renderer:
 
     @cached_property
     def _marker_ids(self) -> set[int]:
+        """Ids of special tokens, and of added tokens whose names are not plain words, e.g. `<tool_call>`."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {
             *self.tokenizer.all_special_ids,

@@ -18,15 +18,15 @@ R = TypeVar("R")
 
 def choose_rows(rows: Sequence[R], max_rows: int, seed: int, shuffle: bool) -> list[R]:
     """Choose max_rows rows (0, -1: all) in their order: random rows if shuffle is True, else the first rows."""
-    if not shuffle or not 0 < max_rows < len(rows):
-        return list(rows[:max_rows] if max_rows > 0 else rows)
-    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(len(rows), size=max_rows, replace=False)
-    return [rows[index] for index in sorted(drawn)]
+    if shuffle and 0 < max_rows < len(rows):
+        rng = np.random.default_rng(derive_seed(seed, "max_samples"))
+        return [rows[index] for index in sorted(rng.choice(len(rows), size=max_rows, replace=False))]
+    return list(rows[:max_rows] if max_rows > 0 else rows)
 
 
 class PromptStream:
-    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False. Its
-    first epoch begins at position `start` of the training run, after which the data has changed; usually 0."""
+    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False. The
+    first epoch begins at position `start` of the training run: 0, or the position at which the data has changed."""
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
         assert num_prompts > 0
@@ -36,8 +36,8 @@ class PromptStream:
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
         """Return the indices of `count` prompts, beginning with the one at position `start` of the training run."""
-        start -= self._start
-        slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
+        first = start - self._start
+        slots = (divmod(position, self.num_prompts) for position in range(first, first + count))
         return [int(self._order(epoch)[index]) for epoch, index in slots]
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
@@ -74,6 +74,7 @@ class WeightedFileStream:
     def _example_index(self, position: int) -> int:
         (slot,) = self._slots.prompt_indices(position, 1)
         source = int(np.searchsorted(self._quota_ends, slot, side="right"))
-        quota = self._quotas[source]
-        source_position = position // self.num_prompts * quota + slot - (int(self._quota_ends[source]) - quota)
+        epoch, quota = position // self.num_prompts, self._quotas[source]
+        first_slot = int(self._quota_ends[source]) - quota
+        source_position = epoch * quota + slot - first_slot
         return int(self._file_starts[source]) + self._sources[source].prompt_indices(source_position, 1)[0]

@@ -70,8 +70,7 @@ def _measure_dictionary(file: BinaryIO, chunk: Any) -> int:
 
 
 def read_arrow(content: bytes | bytearray) -> list[dict[str, Any]]:
-    """Read arrow's stream format, or its file format, which contains a stream. Raises MemoryError if the memory does
-    not suffice."""
+    """Read arrow's stream format, or its file format, which contains a stream. Raises MemoryError as read_parquet."""
     import pyarrow
 
     stream = pyarrow.py_buffer(content)[8:] if content[:6] == b"ARROW1" else pyarrow.py_buffer(content)
@@ -90,8 +89,9 @@ def measure_arrow(stream: Any) -> tuple[int, int]:
     num_rows = num_bytes = 0
     for message in pyarrow.ipc.MessageReader.open_stream(stream):
         if message.type in ("record batch", "dictionary"):
-            rows, size = _measure_message(memoryview(message.metadata), message.body, message.type == "dictionary")
-            num_rows, num_bytes = num_rows + rows * (message.type != "dictionary"), num_bytes + size
+            is_dictionary = message.type == "dictionary"
+            rows, size = _measure_message(memoryview(message.metadata), message.body, is_dictionary)
+            num_rows, num_bytes = num_rows + (0 if is_dictionary else rows), num_bytes + size
     return num_rows, num_bytes
 
 
@@ -104,7 +104,7 @@ def check_arrow_files(folder: Path) -> None:
             is_file = opened.read(6) == b"ARROW1"
             opened.seek(8 * is_file)
             num_rows, num_bytes = measure_arrow(opened)
-        check_memory(num_rows, 0, num_bytes)
+        check_memory(num_rows, num_values=0, num_bytes=num_bytes)
 
 
 def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tuple[int, int]:
@@ -128,7 +128,7 @@ def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tupl
         offset, length = struct.unpack_from("<qq", header, follow(buffers) + 4 + 16 * index)
         declared = struct.unpack_from("<q", body, offset)[0] if compression and length else -1
         num_bytes += max(declared, length)
-    return struct.unpack_from("<q", header, rows)[0] if rows else 0, num_bytes
+    return (struct.unpack_from("<q", header, rows)[0] if rows else 0), num_bytes
 
 
 def read_csv(content: bytes, separator: str) -> list[dict[str, Any]]:

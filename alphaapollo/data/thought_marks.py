@@ -26,7 +26,7 @@ class MarkFinder:
 
     Args:
         render: renders a chat with the chat template, without generation prompt; raises ValueError if it cannot.
-        skips_special_tokens: whether the texts of answers lack them.
+        skips_special_tokens: whether the texts of answers lack special tokens.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class MarkFinder:
         skips_special_tokens: bool,
     ):
         self.pair = find_template_marks(render) if tokenizer.chat_template else DEFAULT_MARKS
-        names = {} if self.pair[0] in PAIRS else dict(zip(self.pair, DEFAULT_MARKS, strict=True))
-        self._names, self._pattern = names, re.compile("|".join(map(re.escape, names)) or "(?!)")
+        self._new_names = {} if self.pair[0] in PAIRS else dict(zip(self.pair, DEFAULT_MARKS, strict=True))
+        self._pattern = re.compile("|".join(map(re.escape, self._new_names)) or "(?!)")  # (?!) matches nothing
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         marks = {*PAIRS, *PAIRS.values(), *self.pair}
@@ -48,20 +48,21 @@ class MarkFinder:
     def find(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Marks:
         """Return the marks that the text of an answer lacks. Marks of this chat template become DEFAULT_MARKS."""
         end = self._decode(list(prompt_ids[-MAX_MARK:])).rstrip()
-        opened = split_open_mark(end)[1] or next((name for mark, name in self._names.items() if end.endswith(mark)), "")
-        return [(0, opened)] * bool(opened) + [*self._find_in_answer(token_ids)]
+        names = (name for mark, name in self._new_names.items() if end.endswith(mark))
+        opened = split_open_mark(end)[1] or next(names, "")
+        return [*([(0, opened)] if opened else []), *self._find_in_answer(token_ids)]
 
     def _find_in_answer(self, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
         position = 0
-        if not self._ids and not self._names:
+        if not (self._ids or self._new_names):
             return
         for is_mark, run in groupby(token_ids, self._ids.__contains__):
             text = self._decode([*run], skip_special_tokens=self._skips_special_tokens and not is_mark)
             if is_mark:
-                yield position, self._names.get(text, text)
+                yield position, self._new_names.get(text, text)
                 continue
             for found in self._pattern.finditer(text):  # the thought includes the template's marks
-                name = self._names[found[0]]
+                name = self._new_names[found[0]]
                 yield position + (found.start() if name == DEFAULT_MARKS[0] else found.end()), name
             position += len(text)
 
@@ -71,7 +72,7 @@ def find_template_marks(render: Callable[[Sequence[ChatMessage], bool], str]) ->
     thinking = add_thoughts(Message(role="assistant", content="!"), THOUGHT)
     try:
         before, _, after = render([Message(role="user", content="?"), thinking], False).partition(THOUGHT)
-    except ValueError:  # a template for other chats
+    except ValueError:  # the template rejects this chat
         return DEFAULT_MARKS
     opening, closing = re.search(rf"({MARK})\s*\Z", before), re.match(rf"\s*({MARK})", after)
     if known := split_open_mark(before)[1]:

@@ -83,11 +83,11 @@ class ToolRenderer(Renderer):
                 f"env.action_format=chat_template: the chat template does not show the tools {', '.join(missing)}. "
                 "Use a model whose template shows them, or set env.action_format=tags."
             )
-        answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.first_tool)
+        result = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.first_tool)
         if in_append_context:
-            shown = self.decode_raw(self.encode_observation([answer]))
+            shown = self.decode_raw(self.encode_observation([result]))
         else:
-            shown = self.render_chat([QUESTION, Message(role="assistant", content="!"), answer])
+            shown = self.render_chat([QUESTION, Message(role="assistant", content="!"), result])
         if RESULT_PLACEHOLDER not in shown:
             raise ValueError(UNSUPPORTED_TEMPLATE)
 
@@ -99,12 +99,11 @@ class ToolRenderer(Renderer):
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether the chat template changes an earlier answer that is followed by a tool result."""
-        thought = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)
-        call = _make_call_message([self.first_tool], {}) | {"content": thought}
-        answer = Message(role="tool", content="?", name=self.first_tool)
-        return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)]).startswith(
-            self.render_chat([QUESTION]) + thought
-        )
+        content = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)  # a thought, then an answer
+        call = _make_call_message([self.first_tool], {}) | {"content": content}
+        result = Message(role="tool", content="?", name=self.first_tool)
+        shown = self.render_chat([QUESTION, call, _add_call_id(result, 0)])
+        return not shown.startswith(self.render_chat([QUESTION]) + content)
 
     @cached_property
     def supports_parallel_calls(self) -> bool:
@@ -130,9 +129,8 @@ class ToolRenderer(Renderer):
         """Name and arguments of an example call of the first tool, to show the call format in a message."""
         properties = self.schemas[0]["function"]["parameters"].get("properties", {})
         types = {name: schema.get("type") for name, schema in properties.items()}
-        return self.first_tool, {
-            name: EXAMPLE_VALUES[kind] for name, kind in types.items() if str(kind) in EXAMPLE_VALUES
-        }
+        arguments = {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if str(kind) in EXAMPLE_VALUES}
+        return self.first_tool, arguments
 
     def render_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text that the model must sample to call the tool `name`."""
@@ -143,13 +141,13 @@ class ToolRenderer(Renderer):
         return self.decode_raw(action)
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-        answers = list(takewhile(lambda message: message["role"] == "tool", messages))
-        if not answers:
+        results = list(takewhile(lambda message: message["role"] == "tool", messages))
+        if not results:
             return super()._encode_following_messages(messages, add_generation_prompt)
-        names = [answer.get("name", "") for answer in answers]
-        answered = [_add_call_id(answer, index) for index, answer in enumerate(answers)]
+        names = [result.get("name", "") for result in results]
+        results_with_ids = [_add_call_id(result, index) for index, result in enumerate(results)]
         call = _make_call_message(names, {"_": PLACEHOLDER})
-        chat: list[ChatMessage] = [QUESTION, call, *answered, *messages[len(answers) :]]
+        chat: list[ChatMessage] = [QUESTION, call, *results_with_ids, *messages[len(results) :]]
         _, found, rest = self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.find_turn_end(self.encode([rest])[0])
         if not found or not ids:

@@ -36,10 +36,10 @@ class TextPiece:
 def split_chat(
     chat: Sequence[Message], renderer: Renderer, last_turn_only: bool = False, in_one_example: bool = False
 ) -> list[list[TextPiece]]:
-    """Split a chat into examples. Each assistant message (turn) is trained on, except those with `train: False` and a
+    """Split a chat into examples. Each assistant message (turn) is trained on, unless it has `train: False` or is the
     first message of the chat, which answers nothing. last_turn_only: train only on the last of these turns.
-    in_one_example: the turns are one example, as the model wrote them, even if the template rewrites earlier ones.
-    Raises ValueError if there is nothing to train on, or the template does not show it."""
+    in_one_example: the turns are one example, as the model wrote them, even if the template rewrites earlier turns.
+    Raises ValueError if there is nothing to train on, or if the template does not show a message."""
     check_chat_is_shown(chat, renderer)
     chat = [_drop_end(message, renderer) for message in chat]
     template = str(renderer.tokenizer.chat_template)
@@ -62,7 +62,7 @@ def split_chat(
     for turn in turns:
         prompt, answer = render_turn(chat, turn, renderer)
         if not prompt.startswith(seen) and prompt.startswith(shown := seen.removesuffix(appended_stop)):
-            prompt = seen + prompt[len(shown) :]  # as in an episode, the stop token that the model writes stays
+            prompt = seen + prompt[len(shown) :]  # keep the stop token that the model writes, as in an episode
         if in_one_example and seen and not prompt.startswith(seen):
             prompt = seen + _find_text_after(seen, examples[-1][-1].text, prompt, turn)
         if not seen or not prompt.startswith(seen):
@@ -95,7 +95,7 @@ def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple
         raise ValueError(f"the assistant message {turn} is empty. Fill it or remove the row.")
     prompt = renderer.render_chat(chat[:turn])
     answer = _find_answer(chat[:turn], message, prompt, renderer)
-    if answer is None:  # the template drops the thoughts of earlier turns because of this one
+    if answer is None:  # the template drops the thoughts of earlier turns if this turn follows
         bare = [drop_thoughts(message) for message in chat[:turn]]
         answer = _find_answer(bare, message, renderer.render_chat(bare), renderer)
     if answer is None:
@@ -112,11 +112,12 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     or if the prompt has already closed the thoughts, but the message has some."""
     chat = [*history, message]
     shown = renderer.render_chat(chat, add_generation_prompt=False)
-    start, opening = split_open_mark(prompt)  # the template opens the thoughts of the answer
+    start, opening = split_open_mark(prompt)
+    opens_thoughts = start != prompt  # the prompt ends with the mark that opens the thoughts of the answer
     closing = PAIRS.get(opening, "</think>")
     if shown.startswith(prompt):
         answer = shown[len(prompt) :]
-    elif shown.startswith(start) and start != prompt:  # the chat shows no thoughts, or empty ones of another format
+    elif shown.startswith(start) and opens_thoughts:  # the chat shows no thoughts, or empty ones of another format
         answer = shown[len(start) :].removeprefix(opening)
     else:
         return None
@@ -125,16 +126,16 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     if thoughts and prompt.rstrip().endswith(tuple(PAIRS.values())):
         return None
     before, end, _ = answer.partition(closing)
-    if start == prompt and thoughts.strip() not in answer:
+    if not opens_thoughts and thoughts.strip() not in answer:
         answer = f"<think>\n{thoughts}\n</think>\n\n{EMPTY_THOUGHT.sub('', answer)}"
-    elif start != prompt and not end:
+    elif opens_thoughts and not end:
         answer = f"{thoughts}\n{closing}\n\n" + answer.lstrip("\n")
-    elif start != prompt and thoughts.strip() not in before:
+    elif opens_thoughts and thoughts.strip() not in before:
         answer = thoughts + answer
     stops = renderer.tokenizer.convert_ids_to_tokens([*renderer.eos_token_ids])
     if ends := [answer.index(stop) + len(stop) for stop in stops if stop in answer]:
         return answer[: min(ends)]
-    if message.get("tool_calls"):  # GLM ends a turn with the name of the next role, which is another one after a call
+    if message.get("tool_calls"):  # GLM ends a turn with the name of the next role: after a call, that of tool results
         following = renderer.render_chat([*chat, Message(role="tool", content="?")])[len(shown) :]
         if role_name := next(filter(following.startswith, stops), ""):
             return answer + role_name

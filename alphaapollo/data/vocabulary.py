@@ -21,8 +21,8 @@ SPLIT = "\ufdd0"  # splits a control string; not a character of any script
 
 
 def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: bool) -> tuple[int, ...]:
-    """Return the ids that a model must never sample, in order: placeholders of images, and ids of its embeddings that
-    the tokenizer has no token for. tokenizer_path: empty if it is the model's."""
+    """Return the sorted ids that a model must never sample: placeholders of images, and ids of embeddings for which the
+    tokenizer has no token. tokenizer_path: empty = model_path."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -32,8 +32,7 @@ def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: b
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, given as hub id or local folder. Raises ValueError if there is no readable
-    tokenizer."""
+    """Load the tokenizer of a model, given as hub id or local folder. Raises ValueError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()
@@ -47,7 +46,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         )
         if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
             raise ValueError(f"its vocabulary has only {len(tokenizer)} tokens")
-        if not hasattr(tokenizer, "is_fast"):  # e.g. that of mistral-common, for tekken.json
+        if not hasattr(tokenizer, "is_fast"):  # e.g. the tokenizer of mistral-common, for tekken.json
             raise ValueError(f"{type(tokenizer).__name__} does not use a tokenizer.json; convert tekken.json to it")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         reason = str(error).partition("\n")[0]
@@ -60,7 +59,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def find_stop_ids(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of the stop strings that are special tokens, which the text of an answer lacks."""
+    """Return the ids of the stop strings that are special tokens. The text of an answer does not contain these."""
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return tuple(special[text] for text in stop if text in special)
 
@@ -112,8 +111,7 @@ def find_generation_config(model_path: str) -> Path | None:
 
 
 def read_generation_config(model_path: str) -> JsonObject:
-    """Return the content of a model's generation_config.json, empty without file. Raises ValueError if it cannot be
-    read."""
+    """Return a model's generation_config.json; empty if it has none. Raises ValueError if it cannot be read."""
     if (file := find_generation_config(model_path)) is None:
         return {}
     try:

@@ -53,11 +53,11 @@ MAIN_METRICS = (  # of each group, the first metric that the run has logged is s
 
 
 def make_command(schema: type[CommandConfig], config_name: str, module_name: str) -> MainFunction:
-    """Return the `main` of a command, with the defaults of the YAML file `config_name`. It returns the exit code: 0
-    done, 1 failed, 2 refused before the start, 130 interrupted.
+    """Return the `main` of a command, with the defaults of the YAML file `config_name`. `main` returns the exit code:
+    0 done, 1 failed, 2 refused before the start, 130 interrupted.
 
-    module_name: module with `prepare_run(config, user_settings, console)`, which returns a Preparation, and
-        `run(prepared)`; of a training, `run(prepared, progress)`. It imports torch.
+    module_name: module with `prepare_run(config, user_settings, console)`, which returns a Preparation, and with
+        `run(prepared)`, or `run(prepared, progress)` if the command trains. Importing it imports torch.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -147,9 +147,9 @@ def prepare_restart_from_newest_checkpoint(prepared: Any, console: Console) -> A
     """Return the run with its newest checkpoint as start point, or with its earlier start point if it has none."""
     config, trainer = prepared.config, prepared.config.trainer
     written = list_checkpoints(trainer.folder)
-    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # this command has written it
+    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # written by this command
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
-    detect_node_resources(config)
+    detect_node_resources(config)  # joins the Ray cluster again, if there is one
     start = find_start_point(config, prepared.start.inputs.digests)  # the files may have changed meanwhile
     for line in start.describe() or ["starts from scratch."]:
         console.show_line(line)
@@ -189,7 +189,7 @@ def show_run_end(console: Console, config: CommandConfig) -> None:
             lines.append(f"warnings: {count}, printed above")
         if best := CheckpointFolder(folder / "checkpoints", None, keep_best).find_best():
             lines.append(f"{keep_best} is best in {best}")
-        lines += [f"model: {folder / 'model'}"] * (folder / "model").is_dir()
+        lines += [f"model: {folder / 'model'}"] if (folder / "model").is_dir() else []
         trains_policy = isinstance(config, Config | TuningConfig) and not isinstance(config, RmConfig)
         lines += list_next_commands(folder, trains_policy)
     console.show_end(lines)
@@ -201,14 +201,14 @@ def describe_changes(folder: Path, seconds: float, resumed_step: int | None) -> 
     seconds: duration of this command. resumed_step: iteration from which it resumed; None: it ran no iterations.
     """
     since = f" since iteration {resumed_step}" if resumed_step else ""
-    time = "" if resumed_step is None else f" ({format_duration(seconds)}{since})"
+    duration = "" if resumed_step is None else f" ({format_duration(seconds)}{since})"
     lines = []
     for names in MAIN_METRICS:
         for name in names:
             with suppress(OSError, ValueError):  # the run has no such metric, or metrics.jsonl is damaged
                 (points,) = read_curves(folder / "metrics.jsonl", [name]).values()
-                lines.append(f"{name:<18} {_describe_change(name, points)}{time}")
-                time = ""
+                lines.append(f"{name:<18} {_describe_change(name, points)}{duration}")
+                duration = ""  # only the first line has it
                 break
     return lines
 
@@ -218,7 +218,8 @@ def _describe_change(name: str, points: Points) -> str:
     if start == end:
         return f"{last:.3f} in iteration {end}"
     begin = f"{first:.3f}" if start <= 1 else f"{first:.3f} (iteration {start})"
-    best_step, best = (min if is_lower_better(name) else max)(points, key=lambda point: point[1])
+    find_best = min if is_lower_better(name) else max
+    best_step, best = find_best(points, key=lambda point: point[1])
     addition = f", best {best:.3f} in iteration {best_step}" if best != last else ""
     return f"{begin} -> {last:.3f} in {end} iterations{addition}"
 

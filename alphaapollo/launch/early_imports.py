@@ -16,8 +16,8 @@ from alphaapollo.utils.versions import find_version
 
 @contextmanager
 def import_engine_early(config: object) -> Iterator[None]:
-    """Context manager of a command. If it starts vLLM on this machine's CPU, a fork server imports vLLM from now on. An
-    engine that turns out to need other environment variables starts a fork server of its own."""
+    """Context manager of a command. If the command will start vLLM on this machine's CPU, a fork server starts to
+    import vLLM. An engine that turns out to need other environment variables starts a fork server of its own."""
     environment = predict_engine_environment(config)
     if environment is None:
         yield
@@ -29,14 +29,14 @@ def import_engine_early(config: object) -> Iterator[None]:
 
 
 def predict_engine_environment(config: object) -> Mapping[str, str] | None:
-    """Return the environment variables of the command's vLLM engines on this machine's CPU. None: it starts none, or
-    that is not known yet."""
+    """Return the environment variables of the command's vLLM engines on this machine's CPU. None: it starts no such
+    engine, or this is not known yet."""
     if not isinstance(config, Config | GenerationConfig) or config.trainer.dry_run or os.environ.get("RAY_ADDRESS"):
         return None
     if not (find_version("torch") or "").endswith("+cpu"):
         return None
     machine = Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=0, gpu_memory=0, memory=0)
-    with suppress(ValueError):  # which the checks will report
+    with suppress(ValueError):  # the checks will report it
         if isinstance(config, GenerationConfig):
             model, (_, rollout) = config.model, resolve_generation(config, 0, machine.num_cores)
         else:

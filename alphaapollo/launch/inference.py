@@ -24,7 +24,7 @@ RUN_DECIDED = "the run that trained the model has decided it"
 
 
 def choose_context_length(config: GenerationConfig) -> int:
-    """Return the tokens of a conversation: DEFAULT_CONTEXT or those of the run, at most the model's positions."""
+    """Return the most tokens of a conversation: as in the run, but at least DEFAULT_CONTEXT if the model allows it."""
     length = max(config.data.max_length, DEFAULT_CONTEXT)
     return min(getattr(load_config(config.model).get_text_config(), "max_position_embeddings", length), length)
 

@@ -97,7 +97,7 @@ def collect_environment_notices(
     env, unused = config.env, []
     if not environment.is_graded(env) and not environment.own_prompts:
         keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
-        if not (isinstance(config, Config) and config.reward_model.enable):  # its score may be required
+        if not (isinstance(config, Config) and config.reward_model.enable):  # reward.required may name its score
             keys.append("reward.required")
         unused += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
     if not (environment.list_tools(env) or find_tool_sources(env)):
@@ -125,10 +125,10 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
         raise ValueError(
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
-    with_tools = ToolRenderer(renderer.tokenizer, schemas, template_arguments, renderer.images, model.path)
-    with_tools.check_template_shows_tools(in_append_context=env.context == "append")
-    _check_template_keeps_history(env, with_tools)
-    return with_tools
+    tool_renderer = ToolRenderer(renderer.tokenizer, schemas, template_arguments, renderer.images, model.path)
+    tool_renderer.check_template_shows_tools(in_append_context=env.context == "append")
+    _check_template_keeps_history(env, tool_renderer)
+    return tool_renderer
 
 
 def load_renderer(model: Model, template_arguments: Mapping[str, object]) -> Renderer:
@@ -169,8 +169,8 @@ def read_prompts(
     data: Data | GenerationData,
     select: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str], list[DataFinding]]:
-    """Read the prompts of data files. Drops or truncates those longer than data.max_prompt_length. Returns prompts,
-    notices and findings. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
+    """Read the prompts of data files. Drops or truncates prompts over data.max_prompt_length. Returns prompts, notices
+    and findings. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     notices, findings = list[str](), list[DataFinding]()
     try:
         files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
@@ -243,9 +243,9 @@ def check_rewards(
         "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
         "reward.rubric.criteria": bool(reward.rubric.criteria) and "rubric" not in judges,
     }
-    because = "custom_reward_function.path grades all rows" if custom.path else "no data_source needs it"
+    cause = "custom_reward_function.path grades all rows" if custom.path else "no data_source needs it"
     notices += [
-        f"{key} has no effect: {because}, and reward.components names no judge (docs/rewards.md)."
+        f"{key} has no effect: {cause}, and reward.components names no judge (docs/rewards.md)."
         for key, is_unused in unused.items()
         if is_unused
     ]

@@ -51,9 +51,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str]) -> Plan:
     """Resolve the `auto` values of a configuration that is checked and whose user modules are loaded. Appends to
     `notices`."""
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
-    estimator = get_estimator(algorithm.adv_estimator)
+    estimator, trainer = get_estimator(algorithm.adv_estimator), config.trainer
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
     num_trajectories = config.trajectories_per_batch * (max(1, trainer.max_staleness) if trainer.async_mode else 1)
@@ -116,8 +115,8 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine, notices: list[
     plan = replace(plan, model=choose_kernels(plan.model, role.model))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     config = config.model_copy(update={"actor_rollout_ref": resolved})
-    may_choose = role.model.enable_gradient_checkpointing == "auto"
-    fitted, memory, memory_notices = fit_to_memory_if_measurable(config, plan.placement.device, machine, may_choose)
+    device, is_checkpointing_auto = plan.placement.device, role.model.enable_gradient_checkpointing == "auto"
+    fitted, memory, memory_notices = fit_to_memory_if_measurable(config, device, machine, is_checkpointing_auto)
     notices += memory_notices
     chosen = fitted.actor_rollout_ref
     return replace(

@@ -79,18 +79,18 @@ def list_model_uses(config: Config) -> Iterator[ModelUse]:
         self_teacher_length=config.max_teacher_length if config.teacher.uses_self_teacher else 0,
     )
     yield policy
-    other = replace(
+    other_use = replace(
         policy, writes_text=False, engine=None, lengths=None, fsdp=None, optimizer="", self_teacher_length=0
     )
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         model, fsdp = make_critic_model_section(role.model, config.critic), config.critic.fsdp_config
-        critic = replace(other, key="critic.model.path", model=model, fsdp=fsdp, policy=role.model)
+        critic = replace(other_use, key="critic.model.path", model=model, fsdp=fsdp, policy=role.model)
         yield replace(critic, fsdp_section="critic.fsdp_config")
     for key, model in make_teacher_model_sections(role.model, config.teacher).items():
-        yield replace(other, key=f"{key}.path", model=model, policy=role.model)
+        yield replace(other_use, key=f"{key}.path", model=model, policy=role.model)
     if config.reward_model.enable:
         scorer = make_reward_model_section(role.model, config.reward_model)
-        yield replace(other, key="reward_model.model.path", model=scorer)
+        yield replace(other_use, key="reward_model.model.path", model=scorer)
 
 
 def check_teacher_vocabulary(

@@ -1,7 +1,7 @@
 """What a command decides and checks before it starts a worker: one list of steps for all commands.
 
-A command is a subclass of `Preparation`. It overrides the steps that it does in another way, and names in LEFT_OUT
-those that it does not need, with the reason (docs/architecture.md has the table).
+A command is a subclass of `Preparation`. It overrides the steps that it does in another way. LEFT_OUT names the steps
+that it does not need, with the reason (docs/architecture.md has the table).
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class Preparation:
         raise NotImplementedError
 
     def list_graded_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts with which the reward function is tried, and the first of which is given to the
-        environment."""
+        """Return the prompts to try the reward function with. The environment is tried with the first one."""
         raise NotImplementedError
 
     def find_machine(self) -> None:

@@ -15,14 +15,14 @@ def estimate_engine(config: Config, device: Device) -> Usage:
         return Usage()
     sizes, parallel = load_model_sizes(model), rollout.tensor_model_parallel_size
     weights = Usage({"engine weights": get_dtype_bytes(rollout.dtype) * sizes.parameters // parallel})
-    # activations of a step; float32 logits, and a copy to sample from
+    # in a step: activations, float32 logits, and a copy of the logits to sample from
     activations = 2 * estimate_layer_bytes(model, 1, max(rollout.max_num_batched_tokens, config.data.max_length)) // 3
     logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)
-    return weights + Usage({"engine buffers": (activations // parallel + logits) * (device == "cuda")})
+    return weights + Usage({"engine buffers": activations // parallel + logits if device == "cuda" else 0})
 
 
 def count_kv_token_bytes(config: Config) -> int:
-    """Return the bytes of a token in the KV cache of one tensor-parallel rank, without layers that keep a window."""
+    """Return the bytes of a token in the KV cache of a tensor-parallel rank. Layers with a window are not counted."""
     rollout, sizes = config.actor_rollout_ref.rollout, load_model_sizes(config.actor_rollout_ref.model)
     size = sizes.kv_elements_per_token * get_dtype_bytes(rollout.dtype)
     return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)

@@ -55,13 +55,13 @@ def fit_to_memory(
     several nodes, and the engines' share of a GPU, where they are `auto`. Returns the configuration and the plan. If
     the run cannot fit, `problem` of the plan says why, and names keys with which it fits.
 
-    capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: of fine-tuning.
+    capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: for fine-tuning.
     num_gpus: GPUs of a node; 0: unknown.
     """
     budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
-    free = {checkpointing_key} if is_gradient_checkpointing_auto else set()
+    auto_keys = {checkpointing_key} if is_gradient_checkpointing_auto else set()
     if get_value(config, budget_key) == "auto":
-        free.add(budget_key)
+        auto_keys.add(budget_key)
         config = replace_value(config, budget_key, MAX_TOKENS)
     has_several_nodes = device == "cuda" and config.trainer.nnodes > 1
     size_keys = [key for key in size_keys if has_several_nodes and get_value(config, key) == -1]
@@ -70,11 +70,11 @@ def fit_to_memory(
     def make_plan(settings: Settings) -> MemoryPlan:
         return plan_memory(replace_values(config, settings), device, capacity, request)
 
-    options = list_fast_settings(config, device, [*free, *(size_keys if capacity else ())], request)
-    fitting = next((settings for settings in options if not make_plan(settings).excess), None)
-    if fitting is None:
-        fitting = min(options, key=lambda settings: make_plan(settings).excess)
-    config = replace_values(config, fitting)
+    options = list_fast_settings(config, device, [*auto_keys, *(size_keys if capacity else ())], request)
+    chosen = next((settings for settings in options if not make_plan(settings).excess), None)
+    if chosen is None:
+        chosen = min(options, key=lambda settings: make_plan(settings).excess)
+    config = replace_values(config, chosen)
     plan = make_plan({})
     shortage = plan.describe_shortage()
     if shortage:
@@ -88,18 +88,17 @@ def fit_to_memory(
             context = CheckContext(changed, device, num_gpus)
             return {*find_conflicts(context), *find_unmet_requirements(changed)}
 
-        known_errors = list_errors(config)  # e.g. because the machine is not known
-
+        known_errors = list_errors(config)  # that no settings avoid, e.g. because the machine is not known
         shortage += f" {suggest_settings(config, device, num_gpus, is_acceptable)}"
     problem, warning = ("", shortage) if plan.is_possible else (shortage, "")
-    used, usable = plan.peak[1].total(), USABLE * capacity  # of the memory that holds the copies of checkpoints
+    used, usable = plan.peak[1].total(), USABLE * capacity  # of the memory to which checkpoints are copied
     if device == "cuda":
         used, usable = plan.offloaded_bytes, USABLE * host_memory
         problem = problem or _explain_missing_host_memory(config, plan, host_memory)
         if isinstance(config, Config):
             config = replace_value(config, ENGINE_SHARE, plan.engine_share)
-    fits = not usable or used + plan.checkpoint_copy_bytes <= usable
-    return config, replace(plan, problem=problem, warning=warning, saves_in_background=fits)
+    copies_fit = not usable or used + plan.checkpoint_copy_bytes <= usable
+    return config, replace(plan, problem=problem, warning=warning, saves_in_background=copies_fit)
 
 
 def fit_to_memory_if_measurable(
@@ -119,7 +118,7 @@ def fit_to_memory_if_measurable(
         if isinstance(config, Config) and config.actor_rollout_ref.rollout.gpu_memory_utilization == "auto":
             config = replace_value(config, ENGINE_SHARE, DEFAULT_ENGINE_SHARE)
         return config, None, [f"memory is not planned, because the sizes of the model cannot be read ({failure})."]
-    return fitted, plan, [plan.warning] if plan.warning else []
+    return fitted, plan, ([plan.warning] if plan.warning else [])
 
 
 def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan, host_memory: int) -> str:
@@ -129,7 +128,7 @@ def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan
     width = (load_config(model).dtype or torch.float32).itemsize
     loaded = width * load_model_sizes(model).parameters
     offload = "Unset some of the offload keys of fsdp_config, or raise trainer.nnodes"
-    load = "Use nodes with more memory" + ", or save the model in bfloat16" * (width > 2)
+    load = "Use nodes with more memory" + (", or save the model in bfloat16" if width > 2 else "")
     for purpose, size, fix in (("offloading", plan.offloaded_bytes, offload), ("loading the model", loaded, load)):
         if 0 < host_memory < size:
             needed = f"{size / GIB:.0f} GiB of host memory per node, but a node has {host_memory / GIB:.0f} GiB"
@@ -141,7 +140,7 @@ def get_memory_keys(config: Config | TuningConfig) -> list[str]:
     """Return the keys of token budget, gradient checkpointing, and ranks that share each trained model."""
     if not isinstance(config, Config):
         return ["data.max_token_len_per_gpu", CHECKPOINTING.removeprefix(ROLE), "fsdp_config.fsdp_size"]
-    sections = [ACTOR, *["critic."] * has_critic(config)]
+    sections = [ACTOR, "critic."] if has_critic(config) else [ACTOR]
     return [BUDGET, CHECKPOINTING, *(f"{section}fsdp_config.fsdp_size" for section in sections)]
 
 
@@ -164,16 +163,16 @@ def list_fast_settings(
         smallest = MIN_TOKENS_IN_NODE if count <= per_node else MIN_TOKENS_BETWEEN_NODES
         smallest = MIN_TOKENS if device == "cpu" or count == 1 else smallest
         min_tokens = {False: smallest, True: MIN_TOKENS} if may_omit_checkpointing else {True: MIN_TOKENS}
-        for recomputes, fewest in min_tokens.items():
-            chosen = [tokens for tokens in budgets if tokens >= min(budgets[0], fewest)]
-            common = {**dict.fromkeys(size_keys, count), checkpointing_key: recomputes}
-            values = [{**common, budget_key: tokens} for tokens in chosen]
-            options += [{key: value for key, value in option.items() if key in free} for option in values]
+        for uses_checkpointing, fewest in min_tokens.items():
+            large_budgets = [tokens for tokens in budgets if tokens >= min(budgets[0], fewest)]
+            common = {**dict.fromkeys(size_keys, count), checkpointing_key: uses_checkpointing}
+            all_keys = [{**common, budget_key: tokens} for tokens in large_budgets]
+            options += [{key: value for key, value in settings.items() if key in free} for settings in all_keys]
     return options
 
 
 def _list_budgets(config: Config | TuningConfig, request: MemoryRequest | None) -> list[int]:
-    """Return the token budget, half of it, a quarter, ... and last a rank's part of the longest row, if it is less."""
+    """Return the token budget, its half, its quarter, ..., down to a rank's part of the longest row, if it is less."""
     request = request or MemoryRequest(config.data.max_length)
     parallel = get_trained_section(config).ulysses_sequence_parallel_size
     smallest = -(-request.longest_row * request.rows_per_example // parallel)
@@ -186,8 +185,8 @@ def _list_budgets(config: Config | TuningConfig, request: MemoryRequest | None) 
 def list_memory_saving_settings(
     config: Config | TuningConfig, device: Device, num_gpus: int, adds_devices: bool = True
 ) -> Iterator[Settings]:
-    """Yield settings that save memory, each in addition to those before it. The cheapest come first. num_gpus: GPUs
-    of a node; 0: unknown. adds_devices: yield more GPUs and nodes instead of the slow offload_policy."""
+    """Yield settings that save memory, each to be applied together with all earlier ones. The cheapest come first.
+    num_gpus: GPUs of a node; 0: unknown. adds_devices: yield more GPUs and nodes instead of the slow offload_policy."""
     budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
     trainer, sections = config.trainer, [key.removesuffix("fsdp_size") for key in size_keys]
     yield from list_fast_settings(config, device, (budget_key, checkpointing_key))
@@ -201,7 +200,7 @@ def list_memory_saving_settings(
     if device == "cuda":
         yield {f"{section}optimizer_offload": True for section in sections}
         if isinstance(config, Config):
-            sections += [f"{ROLE}ref.fsdp_config."] * config.needs_reference
+            sections += [f"{ROLE}ref.fsdp_config."] if config.needs_reference else []
             yield {f"{section}param_offload": True for section in sections}
         if not adds_devices:
             yield {f"{section}offload_policy": True for section in sections}
@@ -225,8 +224,8 @@ def _list_engine_sizes(config: Config | TuningConfig, num_gpus: int) -> Iterator
 
 
 def find_cheapest_settings(options: Iterable[Settings], is_acceptable: Callable[[Settings], bool]) -> Settings | None:
-    """Return the first acceptable settings, without those that are not needed; None: none is acceptable. options:
-    settings, each in addition to those before it."""
+    """Combine the first of the `options` until they are acceptable together, and return those of their settings that
+    are needed. None: even all options together are not acceptable."""
     settings: dict[str, object] = {}
     for option in options:
         settings |= option
@@ -243,26 +242,26 @@ def find_cheapest_settings(options: Iterable[Settings], is_acceptable: Callable[
 def suggest_settings(
     config: Config | TuningConfig, device: Device, num_gpus: int, is_acceptable: Callable[[Settings], bool]
 ) -> str:
-    """Describe the cheapest settings with which a run fits. If these are slow, or there are none, also describe those
-    with more devices, and those with LoRA."""
+    """Describe the cheapest settings with which a run fits. If these are slow, or there are none, also describe
+    settings with more devices, and settings with LoRA."""
     lora_key = get_memory_keys(config)[1].replace("enable_gradient_checkpointing", "lora_rank")
-    on_these_devices = [*list_memory_saving_settings(config, device, num_gpus, adds_devices=False)]
-    found = [cheapest := find_cheapest_settings(on_these_devices, is_acceptable)]
+    options = [*list_memory_saving_settings(config, device, num_gpus, adds_devices=False)]
+    found = [cheapest := find_cheapest_settings(options, is_acceptable)]
     if not cheapest or any(key.endswith("offload_policy") for key in cheapest):
         found.append(find_cheapest_settings(list_memory_saving_settings(config, device, num_gpus), is_acceptable))
         if not get_value(config, lora_key):
-            found.append(find_cheapest_settings([{lora_key: 32}, *on_these_devices], is_acceptable))
+            found.append(find_cheapest_settings([{lora_key: 32}, *options], is_acceptable))
     texts = [", ".join(f"{key}={format_value(value)}" for key, value in keys.items()) for keys in found if keys]
     if texts:
         return f"It fits with {'; or with '.join(texts)} (docs/scaling.md)."
-    means = "Smaller micro-batches" + ", offloading, tensor parallelism" * (device == "cuda")
+    means = "Smaller micro-batches" + (", offloading, tensor parallelism" if device == "cuda" else "")
     tried = f"{means} and {MORE_NODES[-1] * config.trainer.nnodes} nodes are not enough"
     hint = " To plan for GPUs, set trainer.planned_device, e.g. h100." * (config.trainer.dry_run and device == "cpu")
     return f"{tried}. Use a smaller model, or devices with more memory.{hint}"
 
 
 def get_max_tokens(budget: int | Literal["auto"]) -> int:
-    """Return a token budget as configured or, if it is `auto`, the one with which the memory plan begins."""
+    """Return the configured token budget or, if it is `auto`, the budget with which the memory plan begins."""
     return MAX_TOKENS if budget == "auto" else budget
 
 

@@ -30,7 +30,7 @@ from alphaapollo.planning.model_memory import (
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
-FURTHER_PROCESS = GIB * 6 // 10  # each further process on a GPU
+FURTHER_PROCESS = GIB * 6 // 10  # each process on a GPU besides the policy's: critic, reward model
 SLEEPING_ENGINE = GIB * 5 // 2  # CUDA context, NCCL and tensor-parallel buffers of an engine that sleeps
 RAY = GIB * 9 // 10  # processes of Ray on a node
 USABLE = 0.9  # share of a device, because of fragmentation
@@ -62,9 +62,9 @@ class MemoryPlan:
     spare_kv_cache: int = 0  # bytes of the cache that the run could do without
     offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
-    saves_in_background: bool = True  # whether these copies fit into memory
+    saves_in_background: bool = True  # whether the copies for checkpoints fit into memory
     shards: int = 1  # ranks that share one copy of the trained model
-    traffic_bytes: int = 0  # bytes that a rank receives from these ranks per micro-batch
+    traffic_bytes: int = 0  # bytes that a rank receives per micro-batch from the ranks that share its copy
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
 
@@ -87,7 +87,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> float:
-        """Bytes above 90 % of the device, summed over the phases; 10 % are for fragmentation. 0: unknown capacity."""
+        """Bytes above 90 % of the device, summed over the phases; 10 % are for fragmentation. Unknown capacity: 0."""
         limit = USABLE * self.capacity or math.inf
         return sum(max(0.0, usage.total() - limit) for usage in self.phases.values())
 
@@ -116,8 +116,8 @@ def plan_memory(
     policy = next(iter(trained.values()))
     frozen = _make_frozen_models(config, device, policy.shards) if isinstance(config, Config) else []
     models = [*trained.values(), *frozen]
-    further = len(trained) - 1 + (isinstance(config, Config) and config.reward_model.enable)  # processes of a rank
-    runtime = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
+    num_further = len(trained) - 1 + int(isinstance(config, Config) and config.reward_model.enable)
+    runtime = PROCESS[device] + (FURTHER_PROCESS * num_further if device == "cuda" else 0)
     idle = sum(map(estimate_idle, models), Usage(runtime=runtime))
     increases = {name: estimate_update(model) - estimate_idle(model) for name, model in trained.items()}
     has_processes = has_worker_processes(trainer)
@@ -130,8 +130,8 @@ def plan_memory(
     if isinstance(config, Config) and _changes_frozen_models(config):
         copied += sum(model.state.total() for model in frozen if model.sizes is policy.sizes)
     if device == "cpu":
-        libraries = has_processes * (1 + ranks * further) * PROCESS["cpu"]  # of the driver, and the further processes
-        libraries += RAY * (resolve_controller(trainer) == "ray")
+        libraries = (1 + ranks * num_further) * PROCESS["cpu"] if has_processes else 0  # driver, further processes
+        libraries += RAY if resolve_controller(trainer) == "ray" else 0
         phases = {name: _multiply(usage, ranks) + Usage(runtime=libraries) for name, usage in phases.items()}
     records = any(getattr(trainer, key, None) for key in ("record_steps", "verify_first_iteration"))
     gpu = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
@@ -140,7 +140,7 @@ def plan_memory(
         capacity,
         "this machine" if device == "cpu" else gpu,
         offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
-        checkpoint_copy_bytes=ranks * copied * bool(trainer.save_freq not in (-1, 0) or records),
+        checkpoint_copy_bytes=ranks * copied if trainer.save_freq not in (-1, 0) or records else 0,
         shards=policy.shards,
         traffic_bytes=policy.traffic_bytes,
     )
@@ -154,11 +154,11 @@ def _multiply(usage: Usage, count: int) -> Usage:
 def _make_rank_models(config: Config | TuningConfig, device: Device, request: MemoryRequest) -> dict[str, RankModel]:
     """Return the trained models on a rank by the phase of their update, the policy first."""
     shape, ranks = find_micro_batch_shape(config, request), config.trainer.num_ranks
-    roles: dict[str, tuple[Model, Actor | Critic | TuningConfig, int, int]]  # with steps per update, copies of logits
+    roles: dict[str, tuple[Model, Actor | Critic | TuningConfig, int, int]]  # ..., steps per update, copies of logits
     if not isinstance(config, Config):
-        roles, images = {UPDATE: (config.model, config, 2, LOGIT_COPIES * request.computes_logits)}, shape[1]
+        roles, image_tokens = {UPDATE: (config.model, config, 2, LOGIT_COPIES * request.computes_logits)}, shape[1]
     else:
-        role, critic, images = config.actor_rollout_ref, config.critic, config.data.max_prompt_length
+        role, critic, image_tokens = config.actor_rollout_ref, config.critic, config.data.max_prompt_length
         copies = DIVERGENCE_COPIES if _computes_divergence(config) else LOGIT_COPIES
         roles = {f"{UPDATE} of the policy": (role.model, role.actor, config.steps_per_iteration, copies)}
         if has_critic(config):
@@ -166,7 +166,7 @@ def _make_rank_models(config: Config | TuningConfig, device: Device, request: Me
             roles[f"{UPDATE} of the critic"] = model, critic, steps, 0
     return {
         phase: make_rank_model(
-            model, section.fsdp_config, device, ranks, shape, section.optim.name, steps, copies, images
+            model, section.fsdp_config, device, ranks, shape, section.optim.name, steps, copies, image_tokens
         )
         for phase, (model, section, steps, copies) in roles.items()
     }
@@ -186,8 +186,8 @@ def _make_frozen_models(config: Config, device: Device, shards: int) -> list[Ran
     for key, model in make_teacher_model_sections(role.model, teacher).items():
         frozen.append(make_frozen_model(model, teacher.local_models[key].fsdp_config, device, shards, tokens))
     if scorer.enable:
-        model, shards = role.model.model_copy(update={"path": scorer.model.path}), config.trainer.num_ranks
-        frozen.append(make_frozen_model(model, scorer.model.fsdp_config, device, shards, tokens))
+        model = role.model.model_copy(update={"path": scorer.model.path})
+        frozen.append(make_frozen_model(model, scorer.model.fsdp_config, device, config.trainer.num_ranks, tokens))
     return frozen
 
 
@@ -208,15 +208,16 @@ def _changes_frozen_models(config: Config) -> bool:
 def _add_phases(
     config: Config, updates: dict[str, Usage], idle: Usage, policy: RankModel, frozen: list[RankModel]
 ) -> dict[str, Usage]:
-    """Add the other phases, and to the policy's update the frozen models that it reads. idle: a rank that waits."""
-    loaded = [estimate_pass(model) - estimate_idle(model) for model in frozen]
-    if _computes_divergence(config):  # with their gathered heads
+    """Add the phases without update, and to the policy's update its frozen models. idle: memory of a waiting rank."""
+    increases = [estimate_pass(model) - estimate_idle(model) for model in frozen]
+    if _computes_divergence(config):  # the policy's update, the first one, gathers the heads of the frozen models
         heads = sum(model.dtype_bytes * model.sizes.root_parameters for model in frozen)
-        weights = sum(usage["frozen models"] for usage in loaded)
+        weights = sum(usage["frozen models"] for usage in increases)
         updates[next(iter(updates))] += Usage({"frozen models": weights, "gathered layers": heads})
-    offloaded = policy.offloads("param_offload") and not policy.offloads("offload_policy")
-    reloaded = idle + Usage(weights=policy.state["weights"] * offloaded)
-    passes = {"frozen models compute": reloaded + max(loaded, key=Usage.total)} if loaded else {}  # one after the other
+    is_offloaded = policy.offloads("param_offload") and not policy.offloads("offload_policy")
+    reloaded = idle + Usage(weights=policy.state["weights"] if is_offloaded else 0)
+    largest = max(increases, key=Usage.total, default=None)  # frozen models compute one after the other
+    passes = {} if largest is None else {"frozen models compute": reloaded + largest}
     width = get_dtype_bytes(config.actor_rollout_ref.rollout.dtype)
     sent = Usage({"transfer buckets": count_sent_bytes(policy.sizes, width)})
     return updates | passes | {"publish": reloaded + sent, "generate": idle}
@@ -238,13 +239,13 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         weights = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and " if device == "cuda" else ""
         needs = f"{weights}{sequence_bytes / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
         shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}."
-    engine["kv cache"] = max(0, cache) * has_process
+    engine["kv cache"] = max(0, cache) if has_process else 0
     is_reducible = device == "cuda" and rollout.gpu_memory_utilization == "auto"
     plan = replace(
         plan,
         engine_share=share,
         kv_cache_tokens=engine["kv cache"] // token_bytes,
-        spare_kv_cache=max(0, engine["kv cache"] - sequence_bytes) * is_reducible,
+        spare_kv_cache=max(0, engine["kv cache"] - sequence_bytes) if is_reducible else 0,
         problem=shortage,
     )
     if device == "cpu":
@@ -252,15 +253,15 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         processes = (3 if has_process else 1) * has_worker_processes(config.trainer, count)
         engines = _multiply(engine + Usage(runtime=processes * PROCESS["cpu"]), count)
         return replace(plan, phases={name: usage + engines for name, usage in phases.items()})
-    asleep = Usage({"engine buffers": SLEEPING_ENGINE * has_process})
+    asleep = Usage({"engine buffers": SLEEPING_ENGINE if has_process else 0})
     if not rollout.colocate:
-        apart = {name: usage for name, usage in phases.items() if name != "generate"}
-        return replace(plan, phases=apart | {"generate (an engine's GPU)": engine + asleep})
+        training_phases = {name: usage for name, usage in phases.items() if name != "generate"}
+        return replace(plan, phases=training_phases | {"generate (an engine's GPU)": engine + asleep})
     awake = dict.fromkeys(phases, engine)
     if rollout.free_cache_engine:
         sizes, width = load_model_sizes(config.actor_rollout_ref.model), get_dtype_bytes(rollout.dtype)
         experts = sizes.layer_expert_parameters
-        # vLLM copies each bucket, collects the experts of a layer, and loads them beside those in use
+        # vLLM copies each bucket, collects the experts of a layer, and loads them beside the experts in use
         loading = width * (experts + 2 * experts // rollout.tensor_model_parallel_size)
         received = Usage({"engine buffers": count_bucket_bytes(sizes, width) + loading})
         awake = {"generate": engine, "publish": received + Usage({"engine weights": engine["engine weights"]})}
@@ -286,8 +287,8 @@ def get_trained_section(config: Config | TuningConfig) -> Actor | TuningConfig:
 
 
 def find_micro_batch_shape(config: Config | TuningConfig, request: MemoryRequest | None = None) -> tuple[int, int]:
-    """Return (rows, tokens per row) of the largest micro-batch on a rank, which has at least one row, even above the
-    token budget. request: None = data.max_length."""
+    """Return (rows, tokens per row) of the largest micro-batch on a rank. It has at least one row, even if the row is
+    longer than the token budget. request: None = data.max_length."""
     request = request or MemoryRequest(config.data.max_length)
     if isinstance(config, Config):
         actor = config.actor_rollout_ref.actor
@@ -295,10 +296,9 @@ def find_micro_batch_shape(config: Config | TuningConfig, request: MemoryRequest
     else:
         batch, budget = config.data.train_batch_size, config.data.max_token_len_per_gpu
     parallel = get_trained_section(config).ulysses_sequence_parallel_size
-    examples = -(
-        -batch // (config.trainer.num_ranks // parallel)
-    )  # of a batch, per group of ranks that share sequences
+    num_groups = config.trainer.num_ranks // parallel  # groups of ranks that share sequences
+    group_examples = -(-batch // num_groups)
     longest = request.longest_row * request.rows_per_example
-    tokens = max(longest, min(get_resolved(budget) * parallel, examples * longest)) // parallel
+    tokens = max(longest, min(get_resolved(budget) * parallel, group_examples * longest)) // parallel
     examples = max(1, -(-tokens // longest))
     return examples * request.rows_per_example, max(1, tokens // examples // request.rows_per_example)

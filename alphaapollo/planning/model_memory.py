@@ -33,8 +33,8 @@ GIB = 2**30
 FLOAT32 = 4
 STATE_BYTES = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32, "trpo": 5 * FLOAT32}
 """Bytes per parameter of the optimizer. TRPO keeps no state, but has the old weights and four vectors during a step."""
-LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits: of the policy, and with a frozen model
-SCORE_BYTES = 10  # saved per head and pair of tokens by attention that is not fused
+LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits, without and with a frozen model's logits
+SCORE_BYTES = 10  # bytes that attention saves per head and pair of tokens if it is not fused
 
 Usage = Counter[str]
 """Kind of memory -> bytes."""
@@ -46,12 +46,12 @@ class ModelSizes:
 
     parameters: int
     root_parameters: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
-    layer_parameters: int  # of the largest such layer; 0 if layers are too small to be gathered one at a time
+    layer_parameters: int  # of the largest layer that is gathered alone; 0 if all layers are too small for it
     num_layers: int
-    saved_per_token: int  # numbers that a layer saves per token for its backward pass, besides those of its norms
+    saved_per_token: int  # numbers that a layer saves per token for its backward pass, not counting its norms
     norms_per_token: int  # numbers per token in float32 of a layer's norms, besides one norm of hidden_size
     expert_parameters: int  # of the experts that expert parallelism can split, in all layers
-    layer_expert_parameters: int  # of these, in one layer
+    layer_expert_parameters: int  # of such experts, in one layer
     head_parameters: int  # of the output projection
     hidden_size: int
     kv_elements_per_token: int  # in the KV cache of the layers that attend to the complete sequence
@@ -74,16 +74,16 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     model = load_without_weights(Model(path=path, trust_remote_code=trust_remote_code))
     config, layers = model.config.get_text_config(), find_decoder_layers(model)
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
-    units = [count for count in counts if count >= MIN_UNIT]
+    gathered_counts = [count for count in counts if count >= MIN_UNIT]
     experts = [[parameter for part in find_experts(layer) for parameter in part.parameters()] for layer in layers]
     expert_counts = [sum(parameter.numel() for parameter in parameters) for parameters in experts]
     total = sum(parameter.numel() for parameter in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     # Linear layers save their inputs, and the operations after them save their outputs.
-    per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
+    experts_per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
     outputs = [sum(part.out_features for part in layer.modules() if isinstance(part, nn.Linear)) for layer in layers]
     expert_outputs = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
-    saved = max(2 * (dense + per_token * expert) for dense, expert in zip(outputs, expert_outputs, strict=True))
+    layer_outputs = [dense + experts_per_token * expert for dense, expert in zip(outputs, expert_outputs, strict=True)]
     scales = [getattr(part, "weight", None) for part in layers[-1].modules() if "Norm" in type(part).__name__]
     norms = [len(scale) for scale in scales if isinstance(scale, Tensor)]
     head_size, qk_heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
@@ -91,13 +91,13 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     norm_numbers = sum(size * qk_heads * 3 // 8 if size == head_size else size for size in norms)
     latent_size = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
     kv_elements = latent_size + config.qk_rope_head_dim if latent_size else 2 * kv_heads * head_size
-    layer_types = getattr(config, "layer_types", None) or []  # other layers keep a window or a recurrent state
+    layer_types = getattr(config, "layer_types", None) or []  # not full_attention: a window or a recurrent state
     return ModelSizes(
         parameters=total,
-        root_parameters=total - sum(units),
-        layer_parameters=max(units, default=0),
+        root_parameters=total - sum(gathered_counts),
+        layer_parameters=max(gathered_counts, default=0),
         num_layers=len(layers),
-        saved_per_token=saved,
+        saved_per_token=2 * max(layer_outputs),  # inputs are about as large as outputs
         norms_per_token=max(norm_numbers, config.hidden_size) - config.hidden_size,
         expert_parameters=sum(expert_counts),
         layer_expert_parameters=max(expert_counts),
@@ -114,7 +114,7 @@ def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
     """Estimate what a layer saves for the backward pass of rows of equal length."""
     sizes, kernel = load_model_sizes(model), get_attention_kernel(model)
     text = load_config(model).get_text_config()
-    is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # other kernels do not fuse softcap
+    is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # only flash fuses softcap
     score_bytes = 0 if is_fused else SCORE_BYTES
     if is_fused and kernel == "padded" and row_length <= MAX_KEYS:
         score_bytes = get_dtype_bytes(model.dtype)  # probabilities (models/cpu_attention.py)
@@ -129,7 +129,7 @@ def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
     vision = getattr(load_config(model), "vision_config", None)
     if vision is None or model.freeze_vision or model.lora_rank:
         return 0
-    ratio = getattr(load_config(model), "downsample_ratio", 1)  # InternVL; the others merge patches
+    ratio = getattr(load_config(model), "downsample_ratio", 1)  # InternVL; other towers merge patches
     patches = int(num_image_tokens * (getattr(vision, "spatial_merge_size", 0) or 1 / ratio) ** 2)
     depth = getattr(vision, "depth", 0) or vision.num_hidden_layers
     # Inputs of two norms, of qkv and of the projection; q, k, v, rotated q and k; three activations of the MLP.
@@ -213,13 +213,14 @@ def make_rank_model(
     shard = -(-trained // shards)
     weights = FLOAT32 * shard + (width if adapters else FLOAT32) * -(-frozen // shards)
     layer = estimate_layer_bytes(model, rows, length)
-    saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: its input
+    saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: a layer's input
     logits = rows * length * (sizes.head_parameters // sizes.hidden_size)
     block, chunk = (min(limit, logits) for limit in LOGIT_LIMITS[device])
     logit_bytes = FLOAT32 * logit_copies * chunk
     if logit_copies and device == "cpu":  # on a GPU, a block is a chunk, and one of the copies
         logit_bytes += width * block
-    head_gradients = (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapters)
+    head_gradients = (FLOAT32 + width) * sizes.head_parameters if logit_copies and not adapters else 0
+    layer_gradients = 0 if adapters else width * sizes.count_gathered_layer(fsdp.ep_size)
     return RankModel(
         sizes,
         fsdp,
@@ -229,7 +230,7 @@ def make_rank_model(
         trained=trained,
         adapts=bool(adapters),
         saved_bytes=sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
-        layer_bytes=layer * recomputes + layer // 3 + width * sizes.count_gathered_layer(fsdp.ep_size) * (not adapters),
+        layer_bytes=(layer if recomputes else 0) + layer // 3 + layer_gradients,
         head_bytes=logit_bytes + head_gradients,
         steps_per_update=steps_per_update,
         device=device,
@@ -237,14 +238,14 @@ def make_rank_model(
 
 
 def estimate_idle(model: RankModel) -> Usage:
-    """Estimate the memory of a model while another one uses the device."""
+    """Estimate the memory of a model while another model uses the device."""
     keys = {kind: "optimizer_offload" if kind == "optimizer" else "param_offload" for kind in model.state}
     stays = {kind: size for kind, size in model.state.items() if not model.offloads(keys[kind])}
     return Usage() if model.offloads("offload_policy") else Usage(stays)
 
 
 def estimate_pass(model: RankModel) -> Usage:
-    """Estimate the memory of a frozen model while it computes: its layers, and the activations of one."""
+    """Estimate the memory of a frozen model while it computes: two layers, and the activations of one of them."""
     layers = model.dtype_bytes * (model.sizes.root_parameters + 2 * model.sizes.layer_parameters)
     weights = Usage() if model.offloads("offload_policy") else model.state
     return weights + Usage({"gathered layers": layers, "activations": model.layer_bytes})
@@ -253,7 +254,7 @@ def estimate_pass(model: RankModel) -> Usage:
 def estimate_update(model: RankModel) -> Usage:
     """Estimate the memory of an update at its peak: in the head, in a layer, in the reduction of the root's gradients
     or in the optimizer step."""
-    sizes, width, fsdp, reduction = model.sizes, model.dtype_bytes, model.fsdp, FLOAT32 * (not model.adapts)
+    sizes, width, fsdp, reduction = model.sizes, model.dtype_bytes, model.fsdp, (0 if model.adapts else FLOAT32)
     assert isinstance(fsdp, Fsdp)
     root, layer = sizes.root_parameters, sizes.count_gathered_layer(fsdp.ep_size)
     gradients = FLOAT32 * -(-model.trained // model.shards)
@@ -262,7 +263,7 @@ def estimate_update(model: RankModel) -> Usage:
     if model.offloads("optimizer_offload") and model.steps_per_update == 1:
         del passes["optimizer"]
     if reduction and not fsdp.sync_each_micro_batch:  # float32 gradients stay unsharded until the optimizer step
-        experts = sizes.expert_parameters  # other ranks have the gradients of their part
+        experts = sizes.expert_parameters  # a rank has the gradients of its part of the experts
         passes["gradients"] += FLOAT32 * (model.trained - experts + experts // fsdp.ep_size)
         reduction = 0
     trained_root = 0 if model.adapts else root - (sizes.parameters - model.trained)
@@ -271,7 +272,7 @@ def estimate_update(model: RankModel) -> Usage:
         # this layer, the prefetched layer, and the gradients of the last layer
         "gathered layers": width * (root + 2 * layer) + reduction * layer,
         "activations": model.saved_bytes + model.layer_bytes,
-        "logits": width * sizes.head_parameters * (not model.adapts),  # until the embedding has its gradient
+        "logits": 0 if model.adapts else width * sizes.head_parameters,  # until the embedding has its gradient
     }
     reduced = trained_root + trained_root // model.shards
     at_end = {"gathered layers": width * (root + trained_root) + reduction * reduced}
@@ -279,13 +280,14 @@ def estimate_update(model: RankModel) -> Usage:
 
 
 def count_bucket_bytes(sizes: ModelSizes, width: int) -> int:
-    """Return the bytes of the largest bucket of a weight sync, which has at least one parameter of `width` bytes."""
+    """Return the most bytes of a bucket of a weight sync: less than BUCKET_BYTES, and the last parameter, with which it
+    reaches BUCKET_BYTES. width: bytes per number."""
     return min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head_parameters)
 
 
 def count_sent_bytes(sizes: ModelSizes, width: int) -> int:
     """Return the bytes of a rank's buffers in a weight sync: a bucket, its packed copy, the next bucket, the layer from
-    which it is gathered, and the experts that are split from this layer."""
+    which the next bucket is gathered, and the experts that are split from this layer."""
     layer = max(sizes.layer_parameters + sizes.layer_expert_parameters, sizes.root_parameters)
     return 3 * count_bucket_bytes(sizes, width) + width * layer
 

@@ -1,8 +1,8 @@
 """What models do not support: one table for all commands that train or serve a model.
 
-A command describes how it uses its models (ModelUse). `check_models` applies the rows of MODELS, the functions below
-(config/requirements.py). A function returns a true value if the model lacks support; a tuple fills {0}, {1}, ... of the
-texts. The column of vLLM in docs/models.md is generated from the same rows.
+A command describes how it uses its models (ModelUse). `check_models` applies the rows of MODELS: the functions below,
+which return a true value if the model lacks support. The value fills {} in the texts of the row, and a tuple fills {0},
+{1}, ... (config/requirements.py). The column of vLLM in docs/models.md is generated from the same rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
 class ModelUse:
     """Model of a command, and the settings that the model must support."""
 
-    key: str  # config key of its path, e.g. model.path
+    key: str  # config key of the model's path, e.g. model.path
     model: Model
     writes_text: bool = True  # False: a critic, a reward model or a teacher
     engine: Rollout | None = None  # settings of the engine that serves the model
@@ -60,8 +60,8 @@ class ModelUse:
     ulysses_size: int = 1  # ranks that share every sequence
     ulysses_section: str = ""  # e.g. actor_rollout_ref.actor.
     policy: Model | None = None  # policy whose prepared images the model reads
-    trains_scores: bool = False  # main_rm
-    optimizer: str = ""  # of a policy
+    trains_scores: bool = False  # True: the model becomes a reward model (main_rm)
+    optimizer: str = ""  # name of a policy's optimizer
     self_teacher_length: int = 0  # maximum tokens that the policy reads as its own teacher
 
     def __str__(self) -> str:
@@ -78,8 +78,7 @@ model_requirement = partial(requirement, ModelUse, table=MODELS)
 
 
 def check_models(uses: Iterable[ModelUse]) -> list[str]:
-    """Raise ValueError if a model does not support the settings of its command, or an engine its arguments. Return
-    notices."""
+    """Return notices. Raises ValueError if a model does not support its settings, or an engine its arguments."""
     notices = list[str]()
     for use in uses:
         if message := next(find_unsupported_features(use), ""):
@@ -91,7 +90,7 @@ def check_models(uses: Iterable[ModelUse]) -> list[str]:
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[str]:
-    """Yield an error message for each row of MODELS, and of its engine, that a model does not meet."""
+    """Yield an error message for each row of MODELS, and of the engine's table, that a model does not meet."""
     rows = load_engine_class(use.engine.name).list_requirements() if use.engine else []
     return find_conflicts(CheckContext(use), table=[*rows, *MODELS])
 
@@ -108,7 +107,7 @@ def engine_argument_is_unusable(use: ModelUse, context: CheckContext) -> Any:
         return None
     name, engine = use.engine.name, load_engine_class(use.engine.name)
     given = getattr(use.engine.engine_kwargs, name)
-    files = Path(sys.prefix).glob(engine.argument_files) if given else ()  # importing them would take seconds
+    files = Path(sys.prefix).glob(engine.argument_files) if given else ()  # to import them takes seconds
     known = {field for file in files for field in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE)}
     for key in given:
         if key in engine.reserved_arguments:
@@ -167,8 +166,8 @@ def sequences_exceed_the_context(use: ModelUse, context: CheckContext) -> Any:
     if use.lengths is None or use.engine is None or not use.engine.has_engine_process:
         return None
     text = use.config.get_text_config()
-    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
-    limits = {"a context length of {} tokens": None if scaled else getattr(text, "max_position_embeddings", None)}
+    is_scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
+    limits = {"a context length of {} tokens": None if is_scaled else getattr(text, "max_position_embeddings", None)}
     families = load_engine_class(use.engine.name).without_mixed_windows
     if text.model_type in families and "full_attention" in text.layer_types:
         limits["layers with a sliding window of {} tokens, which vLLM does not support"] = text.sliding_window
@@ -216,8 +215,8 @@ def routers_are_unsupported(use: ModelUse, context: CheckContext) -> Any:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
-    keys = [f"{use.key.removesuffix('path')}router_aux_loss_coef={coef:g}"] * bool(coef)
-    setting = " and ".join(keys + [f"{use.engine_section}.router_replay=true"] * replays)
+    keys = [f"{use.key.removesuffix('path')}router_aux_loss_coef={coef:g}"] if coef else []
+    setting = " and ".join([*keys, f"{use.engine_section}.router_replay=true"] if replays else keys)
     if RouterHooks.wrap_routers(load_without_weights(use.model)) is None:
         return setting, "is not a mixture of experts with supported routers"
     lacks_loss = coef and not hasattr(use.config.get_text_config(), "router_aux_loss_coef")
@@ -278,9 +277,8 @@ def self_teacher_exceeds_the_context(use: ModelUse, context: CheckContext) -> An
 def choose_kernels(model: Model, configured: Model) -> Model:
     """Return the resolved model section with kernels that the architecture supports.
 
-    Liger kernels are disabled if they are not tested on it. Layers with recurrent state need padded rows.
-
-    configured: the section before `resolve_model`. Raises ValueError if it sets a kernel that is not supported.
+    Liger kernels are disabled on architectures on which they are not tested. Layers with recurrent state need padded
+    rows. configured: the section before `resolve_model`. Raises ValueError if it sets a kernel that is not supported.
     """
     config = load_config(model)
     if configured.attention == "auto" and describe_stateful_layers(config):

@@ -33,7 +33,7 @@ def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory
 
 
 def summarize_memory(plan: MemoryPlan | None) -> PlannedMemory | None:
-    """Return the memory that plan.json has and the table shows."""
+    """Convert planned memory to GiB, for plan.json and the table."""
     if plan is None:
         return None
     gib = {phase: {kind: size / GIB for kind, size in usage.items() if size} for phase, usage in plan.phases.items()}
@@ -44,10 +44,10 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
     """Describe the peak of planned memory, e.g. `31.2 GiB on a GPU of 80 GiB at its peak (publish), calculated`."""
     if memory is None:
         return "not known"
-    moment, usage = memory.peak
+    phase, usage = memory.peak
     offloaded = f"{memory.offloaded_bytes / GIB:.1f} GiB of host memory per node"
     host = f"; offloaded, {offloaded}" if memory.offloaded_bytes else ""
-    return f"{usage.total() / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
+    return f"{usage.total() / GIB:.1f} GiB on {memory.device_name} at its peak ({phase}){host}, calculated"
 
 
 def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, str]:
@@ -55,7 +55,7 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     if memory is None or num_ranks == 1:
         return {}
     copies = num_ranks // memory.shards
-    rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1)}
+    rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + (" (HSDP)" if copies > 1 else "")}
     received = f"each rank receives {memory.traffic_bytes / 1e9:.1f} GB per micro-batch"
     return rows | ({"traffic": received} if memory.traffic_bytes else {})
 
@@ -85,7 +85,7 @@ def describe_checkpoint_schedule(
     if frequency in (-1, 0):
         return "never"
     best = f"the best {keep_best} is kept; " if keep_best else ""
-    validations = ", with each validation" * bool(keep_best)
+    validations = ", with each validation" if keep_best else ""
     interval = f"{AUTO_SAVE_SECONDS / 60:.0f} minutes{validations}" if frequency == "auto" else f"{frequency} {unit},"
     schedule = f"every {interval} and at the end; {best}written"
     if memory is None:
@@ -97,10 +97,10 @@ def describe_checkpoint_schedule(
 
 
 def make_memory_table(memory: PlannedMemory) -> Table:
-    """Return a table of the planned memory in GiB at each moment: the total, and each kind with at least 0.05 GiB."""
+    """Return a table of the planned memory in GiB in each phase: the total, and each kind with at least 0.05 GiB."""
     table = Table.grid(Column(no_wrap=True), Column(justify="right", no_wrap=True), "", padding=(0, 2, 0, 0))
     table.title, table.title_justify = f"GiB on {memory.device}", "left"
-    for moment, usage in memory.gib.items():
+    for phase, usage in memory.gib.items():
         words = ", ".join(f"{kind} {gib:.1f}" for kind, gib in usage.items() if gib >= 0.05)
-        table.add_row(escape(moment), f"{sum(usage.values()):.1f}", words)
+        table.add_row(escape(phase), f"{sum(usage.values()):.1f}", words)
     return table

@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Config | TuningConfig | InferenceConfig)
 
 
 def fix_template_date(config: C, model: Model) -> C:
-    """Fix the day that the chat template writes: that of the first start. Other days would give other prompts."""
+    """Let the chat template always write the day of the first start, because other days would give other prompts."""
     key, given = f"data.apply_chat_template_kwargs.{DATE}", config.data.apply_chat_template_kwargs
     files = (find_model_file(model.tokenizer_path or model.path, name) for name in TEMPLATE_FILES)
     if DATE in given or not any(file and DATE in file.read_text("utf-8", errors="replace") for file in files):

@@ -29,9 +29,9 @@ from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
-TRIAL_TRUTH = "42"  # of a row without one
+TRIAL_TRUTH = "42"  # ground truth for a row without one
 NUM_ROWS = 20  # rows of each data source
-MAX_FAILURES = 3  # of a data source, each of which may take reward.timeout
+MAX_FAILURES = 3  # failed rows after which a data source is left; each may take reward.timeout
 MAX_SOURCES = 10  # data sources in the plan
 READ_COLUMNS = {"ground_truth", "answer", "dataset", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
 READ_COLUMNS |= {*TRUTH_COLUMNS}
@@ -81,7 +81,7 @@ async def try_reward_function(
     prompt, (scores, columns, together) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
         is_truth = column in TRUTHS
-        if not any(row.ground_truth is not None if is_truth else column in row.extra_info for row in prompts):
+        if not any((row.ground_truth is not None) if is_truth else (column in row.extra_info) for row in prompts):
             other_columns = ", ".join(prompt.extra_info) or "those of every row"
             missing, hint = "the data has no such column", "Rename the column or the parameter"
             if is_truth:
@@ -113,7 +113,7 @@ async def try_reward_function(
             raise ValueError(f"{text}, or change the key.")
         notices.append(f"{text}. Without it, they are left out.")
     graded_twice = [answer for answer in together if answer not in failed and not together[answer].outcome.failed]
-    rewards = {answer: [round(by[answer].reward, 6) for by in (together, scores)] for answer in graded_twice}
+    rewards = {answer: [round(by_text[answer].reward, 6) for by_text in (together, scores)] for answer in graded_twice}
     if any(reward_of_two != reward_alone for reward_of_two, reward_alone in rewards.values()):
         notices.append(
             f"{function} compares the answers of a list. Rewards of two together, and of each alone: {rewards}. In the "
@@ -147,7 +147,7 @@ async def _find_truth_readers(prompts: Sequence[Prompt], reward: Reward, custom:
             ]
             results = ([(score.reward, score.outcome.failed) for score in answer_scores] for answer_scores in scores)
             without, with_truth, repeated = results
-            if without == repeated != with_truth:  # other differences are random
+            if without == repeated != with_truth:  # without != repeated: the rewards are random
                 found.append(prompt)
         return found
     finally:
@@ -177,7 +177,8 @@ async def grade_trial_answers(
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
         scores = {answer: await client.score(prompt, answer) for answer in answers}
-        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups  # right, wrong
+        pair = [answers[0], answers[3]] if client.loaded.takes_groups else []  # right, wrong
+        group = CompletionGroup(2)
         pair_scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
         return scores, client.loaded.columns, dict(zip(pair, pair_scores, strict=True))
     finally:
@@ -219,23 +220,23 @@ def _deny_in_reset(*_: object) -> Never:
 def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[str, str], list[str]]:
     """Grade the first rows of each file and data source with a built-in grader against their own ground truth.
 
-    Returns {data source: how many of them score}, and notices. Raises ValueError if most rows of one do not score.
+    Returns {data source: how many of its rows score}, and notices. Raises ValueError if most of a file's rows do not.
     """
     counts, notices = defaultdict[str, Counter[bool]](Counter), list[str]()
-    for scores in asyncio.run(_grade_ground_truths(prompts, reward)):
-        failed = [(prompt, score) for prompt, score in scores if score.reward != 1]
-        source = scores[0][0].data_source
-        counts[source].update(score.reward == 1 for _, score in scores)
+    for graded_rows in asyncio.run(_grade_ground_truths(prompts, reward)):
+        failed = [(prompt, score) for prompt, score in graded_rows if score.reward != 1]
+        source = graded_rows[0][0].data_source
+        counts[source].update(score.reward == 1 for _, score in graded_rows)
         if not failed:
             continue
         prompt, score = failed[0]
         message = (
             f"{prompt.location}: data_source {source!r} is graded by {get_grader(source)}, for which the row's "
             f"ground truth {shorten_repr(prompt.ground_truth)} is not right ({score.reason or 'it scores 0'}), as in "
-            f"{len(failed)} of the {len(scores)} rows that were tried. Correct reward_model.ground_truth, use another "
-            "data_source (docs/rewards.md), or set custom_reward_function.path."
+            f"{len(failed)} of the {len(graded_rows)} rows that were tried. Correct reward_model.ground_truth, use "
+            "another data_source (docs/rewards.md), or set custom_reward_function.path."
         )
-        if 2 * len(failed) > len(scores):
+        if 2 * len(failed) > len(graded_rows):
             raise ValueError(message)
         notices.append(message)
     results = {name: f"ground truth right in {count[True]} of {count.total()} rows" for name, count in counts.items()}
@@ -249,11 +250,11 @@ async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> lis
     found: list[list[tuple[Prompt, Score]]] = []
     try:
         for rows in groups:
-            scores = list[tuple[Prompt, Score]]()
+            graded_rows = list[tuple[Prompt, Score]]()
             for prompt in rows[:NUM_ROWS]:
-                if sum(score.reward != 1 for _, score in scores) < MAX_FAILURES:
-                    scores.append((prompt, await client.score_ground_truth(prompt)))
-            found.append(scores)
+                if sum(score.reward != 1 for _, score in graded_rows) < MAX_FAILURES:
+                    graded_rows.append((prompt, await client.score_ground_truth(prompt)))
+            found.append(graded_rows)
     finally:
         await client.close()
     return found
@@ -262,7 +263,7 @@ async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> lis
 def describe_sources(
     prompts: Sequence[Prompt], renderer: Renderer, truths: Mapping[str, str], reads_columns: bool, truth_key: str = ""
 ) -> dict[str, str]:
-    """Return {data source: its rows, lengths of the first prompts, ground truths, columns that nothing reads}.
+    """Describe each data source: its rows, lengths of the first prompts, ground truths, and columns that nothing reads.
 
     truths: result of try_ground_truths. reads_columns: whether a function or environment of the user gets the columns.
     truth_key: data.ground_truth_key.
@@ -277,7 +278,7 @@ def describe_sources(
         sizes = f"{min(lengths)} to {max(lengths)} tokens (median {median_low(lengths)} of {len(lengths)} rows)"
         parts = [f"{len(rows)} rows, prompts of {sizes}", truths.get(source, "ground truth not tried")]
         unread = sorted({name for prompt in first for name in prompt.extra_info} - READ_COLUMNS - {truth_key})
-        parts += [f"not read: {', '.join(unread)}"] * bool(unread and not reads_columns)
+        parts += [f"not read: {', '.join(unread)}"] if unread and not reads_columns else []
         found[source or "no data_source"] = "; ".join(parts)
     num_left_out = len(sources) - len(found)
     return found | ({"more": f"{num_left_out} data sources"} if num_left_out > 0 else {})

@@ -40,7 +40,7 @@ def read_small_file(path: Path, max_bytes: int = MAX_JSON) -> bytes:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON. Raises ValueError if it is damaged, also if it is nested too deeply."""
+    """Parse JSON. Raises ValueError if it is damaged or nested too deeply."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -97,7 +97,7 @@ def parse_yaml(text: bytes | str) -> Any:
 
 @contextmanager
 def explain_write_errors(content_name: str, path: Path) -> Iterator[None]:
-    """Context manager that replaces an OSError of its block by one that says what failed and how to continue.
+    """Context manager that replaces an OSError of its block by an OSError that says what failed and how to continue.
 
     content_name: name of what the block writes to `path`, e.g. "the metrics".
     """
@@ -131,7 +131,7 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_folder(written: Path, folder: Path) -> None:
-    """Rename the complete folder `written` to `folder`. Until then, the earlier one exists under one of two names."""
+    """Rename the complete folder `written` to `folder`. Until then, the earlier one exists, perhaps as `replaced`."""
     replaced = folder.with_name(f".replaced_{folder.name}")
     shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():
@@ -141,7 +141,7 @@ def replace_folder(written: Path, folder: Path) -> None:
 
 
 def restore_folder(folder: Path) -> None:
-    """Undo a replacement of a folder that was killed between its two renames."""
+    """Undo a replace_folder that was killed between its two renames."""
     replaced = folder.with_name(f".replaced_{folder.name}")
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)

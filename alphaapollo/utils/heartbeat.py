@@ -30,7 +30,7 @@ import psutil
 
 from alphaapollo.utils.json_types import JsonObject
 
-PY_SPY_SECONDS = 20.0  # per process
+PY_SPY_SECONDS = 20.0  # time limit of py-spy for one process
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Heartbeat:
         required = {os.getpid(): "", **self._get_helpers()}
         processes = [read_process(pid, name) for pid, name in required.items()]
         processes += [read_process(pid, is_required=False) for pid in list_descendants(*required)]
-        disk_bytes, stacks = 0, dump_stacks(required) if with_stacks else ""
+        disk_bytes, stacks = 0, (dump_stacks(required) if with_stacks else "")
         with suppress(psutil.AccessDenied):  # in some containers
             traffic = psutil.Process().io_counters()
             disk_bytes = traffic.read_bytes + traffic.write_bytes
@@ -235,7 +235,7 @@ def _dump_own_stack() -> str:
 
 def _dump_stack(pid: int) -> str:
     local = Path(sys.executable).with_name("py-spy")  # in the same virtual environment
-    command = [str(local) if local.exists() else "py-spy", "dump", "--nonblocking", "--pid", str(pid)]
+    command = [(str(local) if local.exists() else "py-spy"), "dump", "--nonblocking", "--pid", str(pid)]
     try:  # without --nonblocking, py-spy hangs on stopped processes
         done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

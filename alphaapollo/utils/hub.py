@@ -81,7 +81,7 @@ def find_verl_shards(folder: str | Path) -> list[Path]:
 
 
 def needs_conversion(folder: str | Path) -> bool:
-    """Return whether a folder has an adapter or a checkpoint of verl, which are first written as a complete model."""
+    """Return whether a folder has an adapter or a checkpoint of verl, which must be converted to a complete model."""
     return is_adapter(folder) or bool(find_verl_shards(folder))
 
 
@@ -139,10 +139,10 @@ def _find_json_damage(file: Path, _size: int, _mtime: int) -> list[str]:
 
 
 def explain_foreign_checkpoint(folder: Path) -> str:
-    """Return how to use a folder that another trainer wrote and that is not also the folder of a model. Else ""."""
+    """Return how to use a folder with another trainer's checkpoint; "" if it has none, or is also a model's folder."""
     if (folder / "config.json").is_file() and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
         return ""
-    start = folder.parent if folder.name == "huggingface" else folder  # verl writes config and tokenizer there
+    start = folder.parent if folder.name == "huggingface" else folder  # verl's subfolder with config and tokenizer
     for pattern, hint in FOREIGN_CHECKPOINTS.items():
         if found := [file for depth in range(3) for file in start.glob("*/" * depth + pattern)]:
             newest = max(found, key=lambda file: [*map(int, re.findall(r"\d+", str(file)))])

@@ -17,7 +17,7 @@ def finite_or_none(value: float) -> float | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert NumPy arrays and numbers to JSON types, and all other objects to text; of bytes only their number."""
+    """Convert NumPy arrays and numbers to JSON types, and all other objects to text. Bytes become `12 bytes`."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     return value.tolist() if hasattr(value, "tolist") else str(value)
@@ -48,7 +48,7 @@ class ToolCall(TypedDict):
 class Message(TypedDict):
     """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`.
 
-    The content of a message with images has an IMAGE_MARK for each of them, in order.
+    The content of a message with images has an IMAGE_MARK for each image, in order.
     """
 
     role: str

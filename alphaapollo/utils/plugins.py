@@ -97,11 +97,11 @@ def find_plugins(group: str, built_in: Container[str] = ()) -> dict[str, Plugin]
     Raises ValueError if a name is `built_in`, or used twice."""
     plugins: dict[str, Plugin] = {}
     for plugin in _list_plugins(group):
-        owner = "alphaapollo" if plugin.name in built_in else ""
-        owner = plugins[plugin.name].owner if plugin.name in plugins else owner
-        if owner:
+        other_owner = "alphaapollo" if plugin.name in built_in else ""
+        other_owner = plugins[plugin.name].owner if plugin.name in plugins else other_owner
+        if other_owner:
             raise ValueError(
-                f"{plugin.owner} adds {plugin.name} to alphaapollo.{group}, a name that {owner} uses. "
+                f"{plugin.owner} adds {plugin.name} to alphaapollo.{group}, a name that {other_owner} uses. "
                 "Uninstall this package, or rename its entry point."
             )
         plugins[plugin.name] = plugin
@@ -109,8 +109,8 @@ def find_plugins(group: str, built_in: Container[str] = ()) -> dict[str, Plugin]
 
 
 def load_plugin(group: str, name: str) -> Any:
-    """Import the object that is added to a group under a name; None if there is none. Raises ValueError with its owner
-    if it is missing or the import fails."""
+    """Import the object that is added to a group under a name; None if no plug-in or package adds it. Raises ValueError
+    with the owner if the plug-in is missing or the import fails."""
     plugin = find_plugins(group).get(name)
     return None if plugin is None else plugin.load()
 

@@ -12,8 +12,8 @@ def fill_template(template: str, **values: object) -> str:
 
 
 def cut_at_stop(text: str, stop: Sequence[str], includes_stop: bool = False) -> str:
-    """Cut a text before the stop string that is complete first or, if `includes_stop`, after it. A text without stop
-    strings is unchanged."""
+    """Cut a text before the stop string that ends first or, if `includes_stop`, after it. A text without stop strings
+    is unchanged."""
     spans = [(text.index(string) + len(string), text.index(string)) for string in stop if string in text]
     end, start = min(spans, default=(len(text), len(text)))
     return text[: end if includes_stop else start]

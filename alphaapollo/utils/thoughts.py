@@ -21,14 +21,14 @@ PAIRS = {f"<{tag}>": f"</{tag}>" for tag in TAGS} | {
     "<|channel>thought": "<channel|>",
     "<unused94>thought": "<unused95>",
 }
-"""{mark before a thought: mark after it}. Only the second one is in the text if the prompt ends with the first one."""
+"""{opening mark: closing mark} of a thought. A completion has no opening mark if the prompt ends with it."""
 FINAL_HEADER = r"(?:<\|start\|>assistant)?(?:<\|channel\|>final<\|message\|>)?"
-CHANNELS = {  # of gpt-oss, also in a text without special tokens
+CHANNELS = {  # {opening pattern: closing pattern} of gpt-oss; the second entry is for a text without special tokens
     r"<\|channel\|>analysis<\|message\|>": rf"(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)){FINAL_HEADER}",
     r"\Aanalysis(?=.*?assistantfinal)": "assistantfinal",
     r"\A(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>": "",
 }
-SPECIAL_TOKENS = re.compile(r"<\|(?:start|channel|message|end)\|>")  # of CHANNELS
+SPECIAL_TOKENS = re.compile(r"<\|(?:start|channel|message|end)\|>")  # special tokens in the texts of CHANNELS
 
 
 def _make_pattern(mark: str) -> str:
@@ -55,8 +55,8 @@ class Thought(NamedTuple):
 
 
 def find_thoughts(text: str) -> list[Thought]:
-    """Return the thoughts of a text: each one between marks, what precedes a first closing mark without an opening one,
-    and what follows an opening mark without a closing one."""
+    """Return the thoughts of a text: what is between an opening and a closing mark, before a first closing mark that
+    was not opened, and after an opening mark that is not closed."""
     opening = OPENING.search(text)
     closing = CLOSING.search(text, 0, opening.start() if opening else len(text))
     thoughts = [Thought(0, closing.end(), text[: closing.start()], is_closed=True)] if closing else []
@@ -96,7 +96,7 @@ def split_open_mark(prompt: str) -> tuple[str, str]:
 
 
 def insert_marks(text: str, marks: Marks) -> str:
-    """Insert marks into a text, which may be cut.
+    """Insert marks into a text. Marks after its end are left out, because the text may be cut.
 
     >>> insert_marks("7 + 714", [(0, "[THINK]"), (5, "[/THINK]")])
     '[THINK]7 + 7[/THINK]14'

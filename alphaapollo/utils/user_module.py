@@ -18,7 +18,7 @@ from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
 _import_lock = RLock()  # a second thread waits until the import is complete
-_modules_by_folder: dict[str, dict[str, ModuleType]] = {}  # only those whose names others have in sys.modules
+_modules_by_folder: dict[str, dict[str, ModuleType]] = {}  # user modules whose names sys.modules has for other folders
 
 
 def load_user_module(path: str, path_key: str) -> ModuleType:

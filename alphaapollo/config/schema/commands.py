@@ -276,8 +276,9 @@ class Config(Section):
     @property
     def max_teacher_length(self) -> int:
         """Maximum number of tokens of a row that the teacher reads."""
-        prompt = self.teacher.self_teacher.max_prompt_length or self.data.max_length
-        return prompt + self.data.max_response_length if self.teacher.uses_self_teacher else self.data.max_length
+        longest_prompt = self.teacher.self_teacher.max_prompt_length or self.data.max_length
+        longest_row = longest_prompt + self.data.max_response_length
+        return longest_row if self.teacher.uses_self_teacher else self.data.max_length
 
     def count_policy_optimizer_steps(self, iterations: int) -> int:
         """Return the policy's optimizer steps in the first `iterations` iterations; critic warmup has none."""

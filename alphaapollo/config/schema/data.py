@@ -26,7 +26,8 @@ class Chats(Section):
     """Keys of every `data` section with chats."""
 
     system_prompt: Annotated[str, CHANGES_DATA] = ""
-    """System message for every chat without one. A prompt that is a string becomes a chat with it (docs/data.md)."""
+    """System message of every chat that has none. A string prompt becomes a chat of this message and a user message
+    (docs/data.md)."""
     allow_image_urls: bool = False
     """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
     apply_chat_template_kwargs: TemplateArguments = {}

@@ -19,7 +19,7 @@ GPU_MIB = {
     "rtx4090": 24564,
     "rtx5090": 32607,
 }
-"""memory.total of nvidia-smi, which a run on the GPU also reads."""
+"""memory.total of nvidia-smi in MiB, which a run on the GPU also reads."""
 
 
 def get_planned_gpu_memory(device: str) -> int:

@@ -16,7 +16,7 @@ from alphaapollo.utils.registry import suggest_similar
 
 Sections = dict[str, SerializeAsAny[Section]]
 GROUPS = {"env": ("environments", "tool_sources"), "reward": ("rewards",), "rollout": ("engines",)}
-"""Groups of the objects that a section belongs to, e.g. the section env.maze to the environment maze."""
+"""{start of a section's name: groups with the object that the section is for}, e.g. env.maze: the environment maze."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PluginSections:
         return PlainValidator(self.build_sections).__get_pydantic_core_schema__(source, handler)
 
     def build_sections(self, given: Any, info: ValidationInfo) -> dict[str, Section]:
-        """Convert the sections that are given to objects of their classes, and add those that are selected."""
+        """Convert the given sections to objects of their classes, and add the sections of selected objects."""
         if not isinstance(given, dict):
             raise ValueError("expected a map of the sections of installed packages by name.")
         selected = info.data.get(self.selected_by, ())
@@ -43,9 +43,8 @@ class PluginSections:
         sections, errors = {}, list[str]()
         for name, section in values.items():
             try:
-                sections[name] = (
-                    section if isinstance(section, Section) else self._build_section(name, section, info.context)
-                )
+                is_built = isinstance(section, Section)
+                sections[name] = section if is_built else self._build_section(name, section, info.context)
             except ConfigError as error:
                 errors += [line if line.startswith(f"{name}:") else f"{name}.{line}" for line in error.errors]
         if errors:
@@ -65,8 +64,8 @@ class PluginSections:
 
 
 def make_name_check(kind: str, group: str, built_in: Sequence[str]) -> AfterValidator:
-    """Return a validator of a name: a built-in one, or one that a plug-in or a package adds to a group. kind: e.g.
-    engine, for the message."""
+    """Return a validator that accepts the built-in names, and the names that plug-ins and packages add to a group.
+    kind: e.g. engine, for the message."""
 
     def check(name: str) -> str:
         known = built_in if name in built_in else (*built_in, *find_plugins(group, built_in))
