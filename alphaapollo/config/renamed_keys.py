@@ -21,14 +21,15 @@ REMOVED_KEYS = {
     "env.agent.model_names": "0.3.0: the model is named policy",
     "env.agent.reward_weight": "0.3.0: scale the rewards in your program",
     "evolving.asks": "0.3.0: a role is asked up to three times",
-    "evolving.finalists": "0.3.0: the answer has the largest share of votes",
+    "evolving.finalists": "0.3.0: the solution with the largest share of votes is the answer",
     "evolving.max_failures": "0.3.0: a run stops after 20 failures in a row",
-    "evolving.select": "0.3.0: the answer has the largest share of votes",
+    "evolving.select": "0.3.0: the solution with the largest share of votes is the answer",
     "preference.reference": "0.3.0: the reference's log-probs are computed once, before the first step",
-    "roles.referee": "0.3.0: the answer has the largest share of votes",
+    "roles.referee": "0.3.0: the solution with the largest share of votes is the answer",
     "roles.verifier_of_verifiers": "0.3.0: raise evolving.votes for reliable votes",
 }
-"""Removed key or section -> version that removed it, and what to write instead. Saved configurations may contain it."""
+"""Removed key or section -> version that removed it, and its replacement or what always happens. Saved configurations
+may contain it."""
 RENAMED_PRESETS = {"algorithm=trpo_dual": "algorithm=reference_kl_dual"}
 """Old preset -> new preset. Saved configurations have the keys of a preset, not its name."""
 

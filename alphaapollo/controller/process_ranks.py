@@ -151,6 +151,7 @@ class ProcessRanks(RemoteRanks[W]):
         self.processes: list[WorkerProcess] = []
 
     async def locate_workers(self) -> list[WorkerLocation]:
+        """Fork one process per rank, then ask the workers where they run."""
         for rank in range(self.size):
             self.processes.append(await asyncio.to_thread(WorkerProcess, self.role, rank, self._call_engines))
         self.process_names = [f"pid {process.pid}" for process in self.processes]

@@ -48,8 +48,8 @@ class Ranks(ABC, Generic[W]):
         """End the workers' processes."""
 
     def collect_reports(self, timeout: float, with_stacks: bool = False) -> list[Report]:
-        """Ask every worker for a report of its heartbeat, from the thread of stall_monitor.py. Workers that do not
-        answer in time have an empty report, and a worker in the controller's process has none of its own."""
+        """Return a report of the heartbeat of each worker in another process. The thread of the stall monitor calls
+        this. The report of a worker that does not answer in time is empty."""
         return []
 
 

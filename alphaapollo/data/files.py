@@ -333,7 +333,7 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
             while len(content) <= limit and (part := stream.read(1 << 24)):
                 content += part
         if len(content) > limit:
-            raise ValueError(f"it expands to more than {MAX_RATIO} times its size. Decompress it if you trust it")
+            raise ValueError(f"it expands to more than {MAX_RATIO} times its size; decompress it if you trust it")
         if kind == "arrow":
             return [*read_arrow(content)]
         text = _convert_to_utf8(bytes(content))
@@ -343,7 +343,7 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         raise ValueError(f"{path}: {reason}. Use fewer rows, or a machine with more memory.") from error
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f"{path}: the file is not a readable {kind} file ({error}). Create it again, texts in UTF-8."
+            f"{path}: the file is not a readable {kind} file ({error}). Create it again, with texts in UTF-8."
         ) from error
 
 

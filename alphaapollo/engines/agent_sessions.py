@@ -248,8 +248,9 @@ class Request:
     token_limit: int = 0  # tokens of an answer that the session's own limits allow
 
     def find_history(self, messages: Sequence[JsonObject], template_variables: str) -> tuple[int, int] | None:
-        """Set `parent` to the last answer of the chat up to which all tokens are known. Returns the index of the first
-        message of this answer and the index after its last message, or None if there is no such answer.
+        """Match the chat with the session's answers: set `parent` to the last answer whose tokens, and all before it,
+        are known, and `difference` to the reason if later answers of the chat do not match. Returns the index of
+        the first message of `parent` and the index after its last message, or None without a match.
 
         template_variables: everything else that the rendered chat depends on, e.g. tools."""
         self.template_variables = template_variables

@@ -98,14 +98,14 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Services for environments: reward function, settings and tools, shared by all episodes of a rollout worker."""
+    """Services for the environment of one episode: reward function, settings, tools, and the episode's turns."""
 
     score: ScoreFn
     config: Env
     tools: ToolBox | None = None  # tools of env.tools and env.mcp_servers, and tools that the environment enables
     parse_calls: ToolCallParser | None = None  # parser of tool calls, with env.action_format=chat_template
     sees_images: bool = False  # whether the model is a vision-language model
-    turns: Sequence[Turn] = ()  # turns of the episode so far, with the turn that `step` processes
+    turns: Sequence[Turn] = ()  # of the episode so far, including the turn that `step` processes
 
     @property
     def settings(self) -> Any:

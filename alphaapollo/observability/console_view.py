@@ -102,7 +102,7 @@ class ConsoleView:
         """Format a status line, e.g. ` 1:05  generate 120/256`."""
         parts, phase = [self.activity], self.running_phase
         if phase:
-            left = "" if self.total_steps else self.format_time_left(elapsed)
+            left = "" if self.total_steps else self.format_time_left(elapsed)  # else it is that of the run
             parts = [f"{phase.name} {phase.done}/{phase.total}", phase.text, left]
         return f"{format_duration(elapsed):>5}  {'   '.join(filter(None, parts))}"
 

@@ -181,13 +181,13 @@ class CheckpointFolder:
 
 
 def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, float]) -> None:
-    """Raise ValueError if the metrics of a validation lack the metric that a configuration key names, although its
-    samples have scores."""
-    lacks_scores = any(
+    """Raise ValueError if `metrics` of a validation lack `metric`, the value of the configuration key `key`. Accept it
+    if all samples of a data source or suite failed, because their metrics are then missing."""
+    all_samples_failed = any(
         name.startswith(("val/failed", "val/suite")) and "/failed" in name and value == 1
         for name, value in metrics.items()
     )
-    if metric is not None and metric not in metrics and not lacks_scores:
+    if metric is not None and metric not in metrics and not all_samples_failed:
         raise ValueError(
             f"{key}={metric} is not a metric of this run's validation. Set it to one of {', '.join(sorted(metrics))}."
         )

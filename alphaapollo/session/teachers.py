@@ -112,15 +112,15 @@ def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: 
 
     The first token is repeated if there are fewer than k tokens below `vocabulary_size`.
     """
-    readable = ((score.logprob, token) for token, score in scores.items() if token < vocabulary_size)
-    top = sorted(readable, reverse=True)[:k]
+    in_vocabulary = ((score.logprob, token) for token, score in scores.items() if token < vocabulary_size)
+    top = sorted(in_vocabulary, reverse=True)[:k]
     tail = math.log(max(1.0 - math.fsum(math.exp(logprob) for logprob, _ in top), MIN_TAIL))
     top += top[:1] * (k - len(top))
     return [token for _, token in top], [*(logprob for logprob, _ in top), tail]
 
 
 class TeacherClient:
-    """HTTP client of one teacher's server. Its event loop must be running. key: configuration key of the teacher.
+    """HTTP client of one teacher's server. Created in a running event loop. key: configuration key of the teacher.
     patience: seconds for which a failed request is retried."""
 
     def __init__(self, key: str, model: TeacherModel, patience: float):

@@ -93,10 +93,10 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]
     """Create the tools with these names, which are registered or belong to plug-ins or packages. `settings`: {tool
     name: {setting: value}}, from env.tool_settings. Raises ValueError if a name is unknown or belongs to a missing
     plug-in, or if a setting is unknown, missing or of the wrong type."""
-    plugins, created = find_plugins("tools", ("python_code",)), []
+    plugins, created = find_plugins("tools", built_in=("python_code",)), []
     for name in names:
         is_plugin = name in plugins and name not in tools
-        factory = plugins[name].load() if is_plugin else tools.get(name, plugins)
+        factory = plugins[name].load() if is_plugin else tools.get(name, others=plugins)
         created.append(factory(**_validate_settings(name, factory, settings.get(name, {}))))
     return created
 

@@ -114,16 +114,16 @@ class TeacherGroup(PolicyPlugin):
         self.keys, self.servers = list(teacher.models_by_key), list(teacher.servers)
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute log-probs of the response tokens, summed over the frozen models with the weights of each row."""
+        """Compute log-probs of the response tokens: a sum over the frozen models, weighted by each row's shares."""
         rows, total = batch.rows, np.zeros(batch.rows.response_offsets[-1], np.float32)
         for key, model in self.models.items():
-            weights = self._get_weights(rows, key)
+            shares = self._get_weights(rows, key)
             used_mini_batches = [
-                MiniBatch([[row for row in micro if weights[row]] for micro in mini_batch.micro_batches])
+                MiniBatch([[row for row in micro if shares[row]] for micro in mini_batch.micro_batches])
                 for mini_batch in batch.mini_batches
             ]
             log_probs = model.compute_log_probs_of_rows(batch, used_mini_batches)
-            total = total + np.repeat(weights, rows.response_lengths) * log_probs
+            total = total + np.repeat(shares, rows.response_lengths) * log_probs
         return total
 
     def begin_update(self, batch: RankBatch) -> None:

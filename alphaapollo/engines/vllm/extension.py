@@ -16,7 +16,7 @@ import torch
 from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import clear_deepstack_features
-from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
+from alphaapollo.engines.vllm.patches import UNPACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY, make_lora_request
 from alphaapollo.engines.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 from alphaapollo.types import Adapter
@@ -35,7 +35,7 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         if repack_lm_heads:
             repack_tied_lm_heads_on_cpu(model)
-        digest = compute_model_digest(model, PACKED_DIGEST)
+        digest = compute_model_digest(model, UNPACKED_DIGEST)
         torch.cuda.empty_cache()  # copies of received weights; does nothing on a CPU
         return digest
 

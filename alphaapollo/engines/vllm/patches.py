@@ -20,7 +20,7 @@ import torch
 from alphaapollo.engines.vllm.settings import is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
-PACKED_DIGEST = "alphaapollo_packed_digest"  # attribute of a layer: future of the digest of the weight before packing
+UNPACKED_DIGEST = "alphaapollo_unpacked_digest"  # attribute of a layer: future of its weight's digest before packing
 
 
 def patch_vllm() -> None:
@@ -66,7 +66,7 @@ def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[...,
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
             parts = list(select_rank_parts(layer, "weight", layer.weight, get_tensor_model_parallel_rank()))
-            setattr(layer, PACKED_DIGEST, digest_thread.submit(compute_joint_digest, parts))
+            setattr(layer, UNPACKED_DIGEST, digest_thread.submit(compute_joint_digest, parts))
         dispatch(layer, remove_weight)
         if is_matrix:
             layer.cpu_linear = pad_single_row(layer.cpu_linear)

@@ -196,11 +196,11 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
 
 
 TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
-"""Run vLLM's Triton kernels on a CPU through Triton's interpreter.
+"""Environment variables with which vLLM's Triton kernels run on a CPU, slowly, in Triton's interpreter.
 
-vLLM returns routed experts only through its V2 model runner, which needs Triton. The released Triton has no CPU
-backend, so register_triton_interpreter registers a backend that interprets the runner's few kernels, slowly. The kernel
-for top-k and top-p cannot be interpreted; patches.py replaces it by PyTorch code."""
+vLLM returns routed experts only through its V2 model runner, which needs Triton. Triton requires an active backend and
+has none for CPUs, so register_triton_interpreter registers an empty one. The kernel for top-k and top-p cannot be
+interpreted; patches.py replaces it by PyTorch code."""
 
 
 def is_triton_interpreted() -> bool:
@@ -209,7 +209,7 @@ def is_triton_interpreted() -> bool:
 
 
 def register_triton_interpreter() -> None:
-    """If Triton kernels are interpreted here, register a CPU backend in Triton. Call before vLLM is imported."""
+    """If Triton kernels are interpreted here, register an empty CPU backend in Triton. Call before vLLM is imported."""
     if is_triton_interpreted():
         from triton.backends import backends  # type: ignore[import-untyped]
 

@@ -76,7 +76,7 @@ def check_weight_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt
 
 
 def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
-    """Raise FloatingPointError if the trainer's log-prob of a probe token is non-finite or above MAX_PROBE_LOGPROB."""
+    """Raise FloatingPointError if a log-prob of the probe is non-finite, or its magnitude exceeds MAX_PROBE_LOGPROB."""
     worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
     if not abs(worst) <= MAX_PROBE_LOGPROB:  # also true for NaN
         raise FloatingPointError(

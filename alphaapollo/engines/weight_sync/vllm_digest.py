@@ -9,10 +9,10 @@ import torch
 from alphaapollo.engines.weight_sync.digest import MODULUS, compute_joint_digest, select_rank_parts, sum_hashes
 
 
-def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -> int:
+def compute_model_digest(model: torch.nn.Module, unpacked_digest_attribute: str) -> int:
     """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
-    packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
+    unpacked_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
     weight. If the layer's own weight (e.g. of tied embeddings) has another digest, the result changes."""
     from vllm.distributed import get_tensor_model_parallel_rank
 
@@ -24,8 +24,8 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
             if id(parameter) not in hash_sums:
                 parts = select_rank_parts(layer, name, parameter, tp_rank)
                 hash_sums[id(parameter)] = sum_hashes(parts if parameter.numel() else ()).to(parameter.device)
-            if name == "weight" and hasattr(layer, packed_digest_attribute):
-                packing_change += getattr(layer, packed_digest_attribute).result() - int(hash_sums[id(parameter)])
+            if name == "weight" and hasattr(layer, unpacked_digest_attribute):
+                packing_change += getattr(layer, unpacked_digest_attribute).result() - int(hash_sums[id(parameter)])
     return (packing_change + int(torch.stack([*hash_sums.values()]).sum())) % MODULUS
 
 

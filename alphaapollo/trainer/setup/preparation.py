@@ -181,8 +181,12 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         rows["reward"] += f" + {run.reward_model_tokenizer.describe_reward(config.reward_model)}"
     for section in ("algorithm", "actor_rollout_ref.actor", "teacher", "env", "reward"):
         keys = (key for name, key in list_keys(Config).items() if name.startswith(f"{section}."))
-        values = {key.name: get_value(config, key.name) for key in keys if get_value(config, key.name) != key.default}
-        changed = [f"{key[len(section) + 1 :]}={format_value(value)[:80]}" for key, value in values.items()]
+        values = {key.name: (get_value(config, key.name), key.default) for key in keys}
+        changed = [
+            f"{name.removeprefix(f'{section}.')}={format_value(value)[:80]}"
+            for name, (value, default) in values.items()
+            if value != default
+        ]
         rows[section] = ", ".join([*filter(None, [rows.get(section)]), *changed])
     return {label: text for label, text in rows.items() if text}
 

@@ -158,14 +158,15 @@ def _expand_trajectory_advantages(
     batch: TrainingBatch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
-    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others  # rows, grouped by trajectory
+    rows_by_trajectory, others = Groups.from_ids(batch.trajectory_ids), batch.others
+    mini_batch_ids = batch.mini_batch_ids if "mini_batches" in estimator.needs else None
     trajectories = Trajectories(
-        rows,
-        Groups.from_ids(torch.cat([rows.take_value_per_group(batch.group_ids), others.group_ids])),
+        rows_by_trajectory,
+        Groups.from_ids(torch.cat([rows_by_trajectory.take_value_per_group(batch.group_ids), others.group_ids])),
         torch.cat([scores, others.scores]),
         torch.cat([batch.num_actions, others.num_actions]),
         components=batch.components,
-        mini_batches=rows.take_value_per_group(batch.mini_batch_ids) if "mini_batches" in estimator.needs else None,
+        mini_batches=None if mini_batch_ids is None else rows_by_trajectory.take_value_per_group(mini_batch_ids),
     )
     computed = estimator.compute_for_trajectories(trajectories, algorithm)
     advantages = computed[: len(batch.trajectories)].numpy().astype(dtype)
