@@ -86,7 +86,7 @@ def find_vision_blocks(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def replace_placeholder_ids(token_ids: np.ndarray, placeholder_ids: Sequence[int]) -> np.ndarray:
-    """Replace image placeholders by the smallest other id. Self-checks use arbitrary ids as text, without placeholders."""
+    """Replace image placeholders by the smallest other id. Self-checks use arbitrary ids as text, without images."""
     other = next(token_id for token_id in range(len(placeholder_ids) + 1) if token_id not in placeholder_ids)
     return np.where(np.isin(token_ids, placeholder_ids), other, token_ids)
 

@@ -48,7 +48,7 @@ BUDGETS = {
     "plugins/viewer": 2500,
     "processes": 850,
     "rewards": 2200,
-    "rollout": 1950,
+    "rollout": 2000,
     "runs": 1550,
     "session": 950,
     "tools": 1550,
