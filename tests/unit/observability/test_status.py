@@ -59,7 +59,7 @@ def test_status_file_says_what_the_command_does_and_ends_with_it(tmp_path: Path,
 
 @pytest.fixture(autouse=True)
 def empty_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HEARTBEAT, "_open", {})
+    monkeypatch.setattr(HEARTBEAT, "_open_calls", {})
 
 
 def test_the_oldest_operation_of_this_process_and_the_workers_it_waits_for() -> None:
