@@ -138,7 +138,7 @@ class AgentSession:
         return [answer for request in self.requests if request.is_delivered for answer in request.answers]
 
     def count_request(self, request: Request, num_answers: int) -> None:
-        """Count a request for answers, unless it is a retry. Raises ValueError at the limit of requests."""
+        """Count the answers that a request asks for, unless it is a retry. Raises ValueError above the limit."""
         if self.find_undelivered(request) is None:
             if self.num_started + num_answers > self.limits.max_requests:
                 self.reached_limit = f"env.agent.max_requests={self.limits.max_requests}"

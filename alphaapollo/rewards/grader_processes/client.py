@@ -100,8 +100,8 @@ class RewardClient:
             score = await group.grade(completion, partial(self._grade_group, prompt))
         else:
             (score,) = await self._try_grading(prompt, [completion])
-        is_built_in = not (TASK in verdicts or self._custom.path or self._reward.custom_module)
-        if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, verdicts):
+        uses_built_in_grader = not (TASK in verdicts or self._custom.path or self._reward.custom_module)
+        if score.outcome.failed and uses_built_in_grader and await self._can_grade(prompt, turns, verdicts):
             verdicts_with_task = verdicts | {TASK: make_wrong_format_score(score.reason)}
             (score,) = await self._try_grading(prompt, [(text, turns, verdicts_with_task)])
         if score.skipped_components and self.fails_incomplete:
