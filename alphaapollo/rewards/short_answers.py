@@ -87,9 +87,7 @@ MAX_DIGITS = 200  # bounds degenerate repetition; Python refuses to parse number
 THOUSANDS = re.compile(
     r"(?<=\d)(?:,?\\!\s*|\\[,;]\s*|\\thinspace\s*|,\\q?quad\s*|(?:\\text)?\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
 )  # 1{,}000
-SPACED = re.compile(
-    r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)"
-)  # 1 000; elsewhere than in marked answers, maybe two numbers
+SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000, in marked answers; elsewhere, it may be two
 POWER_OF_TEN = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*+\{?\s*+([-+]?\d+)\s*\}?")
 DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # neither a number nor a subtraction
 UNSIGNED = r"(?:(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
