@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += [word for word in unparsed if word not in keys]
     url = f"http://{host}:{port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: vllm chat --url {url}"
-    needs_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in unparsed)
-    if host not in ("127.0.0.1", "localhost", "::1") and not needs_key:
+    has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in unparsed)
+    if host not in ("127.0.0.1", "localhost", "::1") and not has_key:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
     if config.rollout.stop_strings:
         message += f"\n  rollout.stop={config.rollout.stop} has no effect: each client sends its own `stop`"

@@ -1,1 +1,1 @@
-"""Start, restart and end a command with a run folder."""
+"""What a command does before it starts a worker, and how it starts, restarts and ends."""

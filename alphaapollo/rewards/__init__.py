@@ -6,5 +6,7 @@ judges                          a language model as judge: its requests, retries
 custom                          the user's reward function, written for this project, verl, TRL, OpenRLHF or ms-swift
 components                      extra rewards, weighted and added
 grader_processes/               isolation: client (slots, retries) -> process (time limits) -> worker (child process)
-audit                           agreement of the graders with labelled answers
+audit                           `python -m alphaapollo.rewards.audit`, which calls the plug-in grader_audit
+
+The grader of code is the plug-in code_grader.
 """

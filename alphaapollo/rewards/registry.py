@@ -19,7 +19,7 @@ from alphaapollo.types import Prompt
 from alphaapollo.utils.plugins import find_own_plugins, find_plugins, load_plugin
 from alphaapollo.utils.thoughts import remove_thoughts
 
-GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used. `code` is a plug-in's
+GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used
     "gsm8k": "*gsm8k* *svamp*",
     "exact": "exact exact/*",
     **{name: f"{name} {name}/*" for name in JUDGES},
@@ -31,6 +31,7 @@ GRADERS = {  # name -> patterns of data sources, lower case; the first matching 
     "*codeforces* *leetcode* *kodcode* *deepcoder* primeintellect",
     "math": "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*",
 }
+"""The grader `code` is the plug-in code_grader; the functions of the others are in this package."""
 
 
 def find_grader(data_source: str) -> str | None:

@@ -1,1 +1,1 @@
-"""What all commands share: prepare a run, start its workers, publish weights, write checkpoints."""
+"""The state of a running driver: its workers and their monitors, published weights, checkpoints being written."""
