@@ -52,8 +52,8 @@ format: setup-dev ## format and fix the code with ruff
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-docs: setup-dev ## write the reference of all keys (docs/config/, docs/*_keys.md), and docs/images/ from the quickstart's run
-	@for script in config_pages images; do $(PY) -m scripts.$$script; done
+docs: setup-dev ## draw docs/images/ from the quickstart's run
+	@$(PY) -m scripts.images
 
 docs-site: setup-dev ## build the documentation site in site/ (checks links and anchors)
 	@$(PY) -m scripts.docs_site

@@ -1,9 +1,9 @@
 """Build the documentation site in site/: `make docs-site`.
 
-The pages are README.md, CONTRIBUTING.md, docs/, the READMEs of examples/, and the generated pages, which only
-the site has. They have the same places relative to each other, so that links work on a git host and on the site. Other
-files and folders that a page links to become pages too: a file is shown as code, and a folder as a list. Formulas
-become MathML, which needs no script.
+The pages are README.md, CONTRIBUTING.md, docs/, the READMEs of examples/, and the generated pages, which only the site
+has: keys, interfaces and tested models. They have the same places relative to each other, so that links work on a git
+host and on the site. Other files and folders that a page links to become pages too: a file is shown as code, and a
+folder as a list. Formulas become MathML, which needs no script.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import yaml
 from latex2mathml.converter import convert
 
 from scripts import api_page, models_page
+from scripts.config_pages import render_pages as render_config_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(
@@ -32,6 +33,10 @@ MATH_BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(^(```+).*?^\2$)|^<!--.*?-->$", re.MULTILINE | re.DOTALL)  # group 1: a fenced block, which stays
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
 GENERATED = {"docs/reference.md": api_page.render_page, "docs/tested_models.md": models_page.render_page}
+SHOWN_ON_PAGES = {  # links to these sources lead to the generated page on the site
+    "alphaapollo/config/schema": "docs/config/main_ppo.md",
+    **{f"alphaapollo/config/{name}_keys.yaml": f"docs/{name}_keys.md" for name in ("verl", "trl", "openrlhf", "swift")},
+}
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}
 REDIRECT = '<!doctype html><title>Moved</title><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">{0}</a>\n'
 LINKED_PAGE = "---\ntitle: {name}\nsearch:\n  exclude: true\n---\n\n# {name}\n\n`{path}`\n\n{content}\n"
@@ -76,6 +81,7 @@ class Pages:
         self.root, self.folder = root, folder
         self.places = {path: self.find_place(path) for path in main_pages(root)}
         self.waiting = [*self.places]
+        self.places |= {root / source: folder / page for source, page in SHOWN_ON_PAGES.items()}
         self.broken: list[str] = []
 
     def find_place(self, path: Path) -> Path:
@@ -147,8 +153,9 @@ def write_redirects(site: Path, moved: dict[str, str]) -> None:
 def build(folder: Path) -> Path:
     """Build the site in an empty folder, and return the folder of its pages. Any warning ends the program."""
     Pages(ROOT, folder / "pages").write()
-    for name, render in GENERATED.items():
-        (folder / "pages" / name).write_text(render(), encoding="utf-8")
+    for name, text in {**{name: render() for name, render in GENERATED.items()}, **render_config_pages()}.items():
+        (folder / "pages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "pages" / name).write_text(text, encoding="utf-8")
     shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
     shutil.copyfile(ROOT / "docs" / "site.css", folder / "pages" / "site.css")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]

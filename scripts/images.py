@@ -1,7 +1,7 @@
 """Make docs/images/console.svg from a finished run with a reward and a validation.
 
     make quickstart
-    python -m scripts.images outputs/quickstart/grpo     # the default; `make docs` runs it too
+    python -m scripts.images outputs/quickstart/grpo     # the default; `make docs` runs this
 
 It is the live view after two thirds of the iterations, with half of the next one generated. It is left as it is if the
 run is missing. scripts/viewer_pages.py takes the screenshots of the viewer.

@@ -1,4 +1,4 @@
-"""Render docs/trl_keys.md, docs/openrlhf_keys.md and docs/swift_keys.md from the tables of alphaapollo/config."""
+"""Render the site's pages of the options of TRL, OpenRLHF and ms-swift from the tables of alphaapollo/config."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ VERSIONS = {
 }
 INTRO = """# {0}'s options
 
-{1}
-
-This page lists the options of {2}, and the keys that they are here. `*` matches any
-text. If several entries match an option, the longest one applies. [{3}]({3}) explains how to move a script.
+This page lists the options of {1}, and the keys that they are here. `*` matches any
+text. If several entries match an option, the longest one applies. [{2}]({2}) explains how to move a script.
 
 In main_ppo, `optim`, `grad_clip`, `fsdp_config` and `ulysses_sequence_parallel_size` are below
 `actor_rollout_ref.actor`, and `model` is below `actor_rollout_ref`.
@@ -29,19 +27,19 @@ OUR_SECTIONS = re.compile(
 )
 
 
-def render_option_pages(generated: str) -> dict[str, str]:
-    """Return the pages: {path in docs/: Markdown text}. generated: comment at the start of generated pages."""
-    return {f"{project}_keys.md": _render_page(project, generated) for project in VERSIONS}
+def render_option_pages() -> dict[str, str]:
+    """Return the pages: {path on the site: Markdown text}."""
+    return {f"docs/{project}_keys.md": _render_page(project) for project in VERSIONS}
 
 
-def _render_page(project: str, generated: str) -> str:
+def _render_page(project: str) -> str:
     name, tables = load_project(project).name, load_project(project).tables
     shared = [
         option
         for option, answer in tables["main_sft"].answers.items()
         if all(tables[command].answers.get(option) == answer for command in FINE_TUNING)
     ]
-    parts = [INTRO.format(name, generated, VERSIONS[project], f"{project}.md")]
+    parts = [INTRO.format(name, VERSIONS[project], f"{project}.md")]
     parts.append(f"\n## Programs\n\n| {name} | alphaapollo |\n|---|---|\n{_render_programs(project)}")
     parts += _render_computed(tables)
     parts.append(

@@ -21,7 +21,7 @@ Most important keys:
   --config FILE    your own YAML file, applied over the defaults; later keys override it
   --cfg            print the full configuration without starting
 
-All {count} keys: docs/config.md, or alphaapollo explain KEY. All options and presets:
+What a key does: alphaapollo explain KEY. All {count} keys, options and presets:
   python -m {module} --help
 """
 

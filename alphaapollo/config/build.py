@@ -63,7 +63,7 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
         for command, other_schema in COMMANDS.items():
             if status := find_option_status(name, other_schema):
                 return f"{shown}: {status} in {command}. This command has no such key."
-    return f"{shown}: unknown key.{format_suggestion(near) or ' docs/config.md lists the pages of all keys.'}"
+    return f"{shown}: unknown key.{format_suggestion(near) or ' `--help` lists all keys.'}"
 
 
 def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:

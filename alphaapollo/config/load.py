@@ -61,7 +61,7 @@ NOT_KEYS = ("defaults", "hydra")  # sections of a YAML file that are not keys
 NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
 UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", re.IGNORECASE)
 """Values that Hydra's parser does not read as the text that is typed: 1e3, 1_000, true, a#b, ~/a."""
-HELP_EPILOG = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
+HELP_EPILOG = "What a key does: alphaapollo explain KEY"
 
 
 def find_command_module(schema: type[BaseModel], config_name: str) -> str:

@@ -16,7 +16,7 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_na
 from alphaapollo.config.keys import COMMANDS, VERL_GROUP_SIZE, format_value, list_keys, list_sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from tests.page_commands import DOCS
+from tests.page_commands import DOCS, NEEDS_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ROOT / "docs" / "algorithms"
@@ -143,8 +143,14 @@ def test_links_presets_files_and_keys_exist(page: Path) -> None:
     assert broken_links(page) == []
     assert [name for name in PRESET.findall(text) if name not in RECIPES] == []
     assert unknown_paths(text) == []
-    if "verl" not in page.name and not page.name.endswith("_keys.md"):
+    if "verl" not in page.name:
         assert unknown_dotted_keys(text) == []
+
+
+@NEEDS_PLUGINS
+def test_links_of_other_pages_lead_to_files() -> None:
+    pages = [ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *ROOT.glob("examples/**/*.md"), *ROOT.glob("scripts/**/*.md")]
+    assert {page: links for page in pages if (links := broken_links(page))} == {}
 
 
 @pytest.mark.parametrize("page", sorted(ALGORITHMS.glob("*.md")), ids=lambda page: page.name)

@@ -1,10 +1,10 @@
 """Schema of all keys: name, type, default, meaning and rules. Defaults are defined only here.
 
 `commands.py` has the configurations of the commands that train, `generation.py` those of the others; the other files
-have their sections. The docstring under a field is its documentation (docs/config/ is generated from it). Rules are
-declared beside the fields (base.py), or in config/requirements.py. Key names follow verl if the meaning is the same.
-This package does not import torch, Ray or Hydra. A class is imported when it is first used, because grader processes
-need only the file reward.py.
+have their sections. The docstring under a field is its documentation: `alphaapollo explain KEY` and the pages of the
+site show it. Rules are declared beside the fields (base.py), or in config/requirements.py. Key names follow verl if the
+meaning is the same. This package does not import torch, Ray or Hydra. A class is imported when it is first used,
+because grader processes need only the file reward.py.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from scripts import docs_site
+from scripts.config_pages import render_pages as render_config_pages
 from scripts.docs_site import GENERATED, ROOT, Pages, build, finish_html, main_pages
 from tests.page_commands import HAS_PLUGINS
 
@@ -29,7 +30,7 @@ def leaves(nav: object) -> Iterator[str]:
 def test_navigation_has_every_page_once() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     places = [Pages(ROOT, Path()).find_place(page) for page in main_pages(ROOT)]
-    assert sorted(leaves(nav)) == sorted([*map(str, places), *GENERATED])
+    assert sorted(leaves(nav)) == sorted([*map(str, places), *GENERATED, *render_config_pages()])
 
 
 @pytest.fixture
