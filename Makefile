@@ -6,13 +6,14 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) # tests often wait for processes
 ARGS ?=
+CHOSEN := $(PLUGIN:%=tests/plugins/%) $(FILES)
 CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py tests/unit/test_language.py tests/unit/test_docs.py tests/unit/test_page_commands.py
 
 help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
 		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-17s\033[0m %s\n' "$$name" "$$text"; done
-	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest, ARGS="trainer.seed=1" to the demo.\n\n'
+	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest, ARGS="trainer.seed=1" to the demo.\n  make test PLUGIN=viewer, or FILES="tests/unit/data tests/loop/test_main_sft.py", runs these tests.\n\n'
 
 quickstart: setup ## install, then train a small model with RL until it visibly learns (minutes, no GPU needed)
 	@bash examples/quickstart/run.sh
@@ -33,10 +34,16 @@ setup-dev: ## install the runtime, test and check requirements into .venv
 	@scripts/setup.sh dev
 
 test: setup-dev ## run the core tests: mathematics, config, data, rewards, and one complete run per promise (7 to 18 minutes)
-	@$(PYTEST) $(SIDE_BY_SIDE) -m core --durations=10 $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(if $(strip $(CHOSEN)),$(CHOSEN) -m "not nightly",-m core) --durations=10 $(ARGS)
 
 test-all: setup-dev ## run all tests but the nightly ones (GPU tests are skipped without a GPU)
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" --durations=10 $(ARGS)
+
+durations: setup-dev ## run all tests but the nightly ones, and record the slow ones in tests/durations.json
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" --record-durations $(ARGS)
+
+coverage: setup-dev ## measure which lines the tests without complete runs execute
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/golden tests/plugins -m "not nightly and not loop" --cov=alphaapollo --cov-report=term:skip-covered $(ARGS)
 
 test-nightly: setup-dev ## run the slow tests that test-all leaves out
 	@$(PYTEST) $(SIDE_BY_SIDE) -m nightly --durations=10 $(ARGS)

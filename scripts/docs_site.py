@@ -14,9 +14,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import yaml
 from latex2mathml.converter import convert
@@ -150,6 +151,34 @@ def write_redirects(site: Path, moved: dict[str, str]) -> None:
         (place / "index.html").write_text(REDIRECT.format(f"{target}/#{anchor}"), encoding="utf-8")
 
 
+def write_llms_txt(pages: Path, nav: list[Any], site: Path) -> None:
+    """Write llms.txt (https://llmstxt.org): the pages of each tab of the navigation with title and first paragraph."""
+    lines = ["# alphaapollo", "", f"> {first_paragraph((pages / 'index.md').read_text(encoding='utf-8'))}"]
+    for tab in nav:
+        (title, entries), *_ = tab.items()
+        lines += ["", f"## {title}", ""]
+        for name in list_pages(entries):
+            text = (pages / name).read_text(encoding="utf-8")
+            address = f"{name.removesuffix('.md').removesuffix('index')}/".replace("//", "/").lstrip("/")
+            heading = re.search(r"^# (.*)$", text, re.MULTILINE)
+            lines.append(f"- [{heading[1] if heading else name}]({address}): {first_paragraph(text)}")
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def list_pages(entries: Any) -> Iterator[str]:
+    """Yield the pages of a part of the navigation, in its order."""
+    if isinstance(entries, str):
+        yield entries
+    for part in entries.values() if isinstance(entries, dict) else entries if isinstance(entries, list) else ():
+        yield from list_pages(part)
+
+
+def first_paragraph(text: str) -> str:
+    """First paragraph of a page, on one line and without links."""
+    paragraphs = (part for part in COMMENT.sub("", text).split("\n\n") if part.strip()[:1].isalpha())
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(next(paragraphs, "").split()))
+
+
 def build(folder: Path) -> Path:
     """Build the site in an empty folder, and return the folder of its pages. Any warning ends the program."""
     Pages(ROOT, folder / "pages").write()
@@ -164,6 +193,8 @@ def build(folder: Path) -> Path:
         sys.exit(f"{done.stderr.partition('Traceback')[0]}The strict build of the site failed.")
     for page in (folder / "site").rglob("*.html"):
         page.write_text(finish_html(page.read_text(encoding="utf-8")), encoding="utf-8")
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8")).get("nav", [])
+    write_llms_txt(folder / "pages", nav, folder / "site")
     write_redirects(folder / "site", yaml.safe_load((ROOT / "docs" / "redirects.yaml").read_text(encoding="utf-8")))
     return folder / "site"
 

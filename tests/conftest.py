@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
 HERE = Path(__file__).parent
+DURATIONS = HERE / "durations.json"  # {test: seconds} of the slow tests, recorded by `make durations`
+RECORDED_SECONDS = 1.0  # faster tests are not recorded
 STACK = ("loop", "gpu")  # folders of tests that start processes for themselves
 CORE = (  # `make test` runs these folders and files, and the tests of tests/loop that are marked `core`
     "golden",
@@ -40,6 +44,10 @@ CORE = (  # `make test` runs these folders and files, and the tests of tests/loo
     "unit/tools/test_sandbox.py",
     "plugins/viewer/test_pages.py",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -65,9 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-    if hasattr(config, "workerinput"):  # files that may take long first, so that no process has one at the end
-        sizes = {path: path.stat().st_size for path in {item.path for item in items}}
-        items.sort(key=lambda item: (folder_of(item) not in STACK, -sizes[item.path], item.path))
+    if hasattr(config, "workerinput"):  # files that take long first, so that no process has one at the end
+        seconds = Counter[str]()
+        for name, duration in json.loads(DURATIONS.read_text(encoding="utf-8")).items():
+            seconds[name.partition("::")[0]] += duration
+        files = {item.path: str(item.path.relative_to(HERE.parent)) for item in items}
+        items.sort(key=lambda item: (folder_of(item) not in STACK, -seconds[files[item.path]], item.path))
 
 
 def folder_of(item: pytest.Item) -> str:
@@ -103,6 +114,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     outcomes = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "error", "skipped") if counts[name])
     if outcomes:
         terminalreporter.write_line(f"core tests: {outcomes}, {seconds:.0f} s added up")
+    if terminalreporter.config.option.record_durations:
+        record_durations(report for reports in terminalreporter.stats.values() for report in reports)
+
+
+def record_durations(reports: Iterable[Any]) -> None:
+    """Write DURATIONS: the seconds of each slow test, with its set-up and tear-down."""
+    seconds = Counter[str]()
+    for report in reports:
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid] += report.duration
+    slow = {name: round(value, 1) for name, value in sorted(seconds.items()) if value >= RECORDED_SECONDS}
+    DURATIONS.write_text(json.dumps(slow, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="module", autouse=True)

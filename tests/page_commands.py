@@ -21,7 +21,8 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rg
 HAS_PLUGINS = (ROOT / "alphaapollo/plugins").is_dir()
 NEEDS_PLUGINS = pytest.mark.skipif(not HAS_PLUGINS, reason="pages and examples use plug-ins")
 DOCS = DOCS * HAS_PLUGINS
-PAGES = [*DOCS, *sorted((ROOT / "examples").rglob("README.md"))] * HAS_PLUGINS
+SKILL = ROOT / "alphaapollo/plugins/skill/SKILL.md"
+PAGES = [*DOCS, *sorted((ROOT / "examples").rglob("README.md")), SKILL] * HAS_PLUGINS
 SHELL = ("", "bash", "sh", "shell", "console")
 SAVED = ("python", "yaml")  # blocks that a command on the page may name as a file
 MARKING = re.compile(r"<!--\s*not run\b:?\s*(.*?)\s*-->", re.DOTALL)

@@ -13,31 +13,31 @@ from alphaapollo.config.keys import find_nested_map, merge_maps, nest_value
 RENAMED_KEYS: dict[str, str] = {}
 """Old key or section -> new key or section; oldest first."""
 REMOVED_KEYS = {
-    "actor_rollout_ref.ref.log_probs_ahead": "0.3.0: log-probs of the reference are computed after generation",
-    "budget.reserve": "0.3.0: the end of a run calls no model",
-    "data.curriculum.decay": "0.3.0: a pass rate is a moving average with weight 0.5",
-    "data.curriculum.retire_above": "0.3.0: prompts with a pass rate of at least 0.95 are retired",
-    "env.agent.accept_request_rewards": "0.3.0: programs call endpoint.reward, commands write $ALPHAAPOLLO_RESULT",
-    "env.agent.model_names": "0.3.0: the model is named policy",
-    "env.agent.reward_weight": "0.3.0: scale the rewards in your program",
-    "evolving.asks": "0.3.0: a role is asked up to three times",
-    "evolving.finalists": "0.3.0: the solution with the largest share of votes is the answer",
-    "evolving.max_failures": "0.3.0: a run stops after 20 failures in a row",
-    "evolving.select": "0.3.0: the solution with the largest share of votes is the answer",
-    "preference.reference": "0.3.0: the reference's log-probs are computed once, before the first step",
-    "roles.referee": "0.3.0: the solution with the largest share of votes is the answer",
-    "roles.verifier_of_verifiers": "0.3.0: raise evolving.votes for reliable votes",
+    "actor_rollout_ref.ref.log_probs_ahead": "log-probs of the reference are computed after generation",
+    "budget.reserve": "the end of a run calls no model",
+    "data.curriculum.decay": "a pass rate is a moving average with weight 0.5",
+    "data.curriculum.retire_above": "prompts with a pass rate of at least 0.95 are retired",
+    "env.agent.accept_request_rewards": "programs call endpoint.reward, commands write $ALPHAAPOLLO_RESULT",
+    "env.agent.model_names": "the model is named policy",
+    "env.agent.reward_weight": "scale the rewards in your program",
+    "evolving.asks": "a role is asked up to three times",
+    "evolving.finalists": "the solution with the largest share of votes is the answer",
+    "evolving.max_failures": "a run stops after 20 failures in a row",
+    "evolving.select": "the solution with the largest share of votes is the answer",
+    "preference.reference": "the reference's log-probs are computed once, before the first step",
+    "roles.referee": "the solution with the largest share of votes is the answer",
+    "roles.verifier_of_verifiers": "raise evolving.votes for reliable votes",
 }
-"""Removed key or section -> version that removed it, and its replacement or what always happens. Saved configurations
+"""Removed key or section -> its replacement, or what always happens. Saved configurations
 may contain it."""
 RENAMED_PRESETS = {"algorithm=trpo_dual": "algorithm=reference_kl_dual"}
 """Old preset -> new preset. Saved configurations have the keys of a preset, not its name."""
 
 
 def describe_rename(name: str) -> str:
-    """Return `renamed to trainer.seed` or `removed in 0.3.0: ...`; "" if the key was neither renamed nor removed."""
-    if removed := next((since for old, since in REMOVED_KEYS.items() if f"{name}.".startswith(f"{old}.")), ""):
-        return f"removed in {removed}"
+    """Return `renamed to trainer.seed` or `removed: ...`; "" if the key was neither renamed nor removed."""
+    if removed := next((reason for old, reason in REMOVED_KEYS.items() if f"{name}.".startswith(f"{old}.")), ""):
+        return f"removed: {removed}"
     new = name
     for old, replacement in RENAMED_KEYS.items():
         if f"{new}.".startswith(f"{old}."):

@@ -103,7 +103,7 @@ def make_files(folder: Path) -> None:
     for name, split in product(("gsm8k", "gsm8k_sft", "pairs"), ("train", "test")):
         (folder / "data" / name).mkdir(parents=True, exist_ok=True)
         pq.write_table(table, folder / f"data/{name}/{split}.parquet")
-    for name in ("train", "test", "problems", "maths", "code", "val_maths", "val_code"):
+    for name in ("train", "test", "problems", "chats", "pairs", "maths", "code", "val_maths", "val_code"):
         pq.write_table(table, folder / f"{name}.parquet")
     for name in ("problems", "solutions", "outputs", "labelled"):
         (folder / f"{name}.jsonl").write_text(lines)

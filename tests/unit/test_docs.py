@@ -16,7 +16,7 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_na
 from alphaapollo.config.keys import COMMANDS, VERL_GROUP_SIZE, format_value, list_keys, list_sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from tests.page_commands import DOCS, NEEDS_PLUGINS
+from tests.page_commands import DOCS, NEEDS_PLUGINS, SKILL
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ROOT / "docs" / "algorithms"
@@ -137,7 +137,7 @@ def wrong_values(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*DOCS, SKILL] if DOCS else [], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_presets_files_and_keys_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert broken_links(page) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,23 +13,16 @@ import yaml
 
 from scripts import docs_site
 from scripts.config_pages import render_pages as render_config_pages
-from scripts.docs_site import GENERATED, ROOT, Pages, build, finish_html, main_pages
+from scripts.docs_site import GENERATED, ROOT, Pages, build, finish_html, list_pages, main_pages
 from tests.page_commands import HAS_PLUGINS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def leaves(nav: object) -> Iterator[str]:
-    if isinstance(nav, str):
-        yield nav
-    for part in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
-        yield from leaves(part)
-
-
 def test_navigation_has_every_page_once() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     places = [Pages(ROOT, Path()).find_place(page) for page in main_pages(ROOT)]
-    assert sorted(leaves(nav)) == sorted([*map(str, places), *GENERATED, *render_config_pages()])
+    assert sorted(list_pages(nav)) == sorted([*map(str, places), *GENERATED, *render_config_pages()])
 
 
 @pytest.fixture
@@ -97,6 +89,14 @@ def test_the_site_has_every_page(site: Path) -> None:
         html = (site / folder / "index.html").read_text()
         assert 'src="http' not in html and '<link rel="stylesheet" href="http' not in html
         assert "arithmatex" not in html
+
+
+def test_llms_txt_describes_every_page(site: Path) -> None:
+    lines = (site / "llms.txt").read_text().splitlines()
+    assert lines[0] == "# alphaapollo" and lines[2].startswith("> Reinforcement-learning post-training")
+    found = [line.partition("](")[2].partition("): ") for line in lines if line.startswith("- [")]
+    assert len(found) >= len(main_pages(ROOT))
+    assert [address for address, _, text in found if not ((site / address / "index.html").is_file() and text)] == []
 
 
 def test_earlier_addresses_lead_to_a_section(site: Path) -> None:

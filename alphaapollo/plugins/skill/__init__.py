@@ -1,0 +1,1 @@
+"""The command skill: what assistants that write code should know about this package, as one file."""

@@ -1,0 +1,30 @@
+"""Choice of the tests of a pull request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.changed_tests import PAGES, choose_tests
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "chosen"),
+    [
+        (["docs/a.md", "README.md", "docs/images/b.svg"], [PAGES]),
+        (
+            ["alphaapollo/plugins/gguf/read.py", "tests/plugins/mcp/test_a.py"],
+            ["tests/plugins/gguf", "tests/plugins/mcp"],
+        ),
+        (["alphaapollo/plugins/gguf/read.py", "docs/a.md"], [PAGES, "tests/plugins/gguf"]),
+        (["alphaapollo/plugins/__init__.py"], []),
+        (["docs/a.md", "alphaapollo/trainer/loop.py"], []),
+        (["pyproject.toml"], []),
+    ],
+)
+def test_choice(changed: list[str], chosen: list[str]) -> None:
+    assert choose_tests(changed) == chosen
+    assert (ROOT / PAGES).is_file()
