@@ -1,4 +1,4 @@
-"""Write the GPU tables of docs/benchmarks.md and docs/recipes.md from the report of gpu-check:
+"""Write the GPU tables of docs/benchmark_details.md and docs/recipes.md from the report of gpu-check:
 
     python -m scripts.gpu_report outputs/gpu_check/report.json
     python -m scripts.gpu_report                                # expected values, before any measurement
@@ -23,7 +23,7 @@ from scripts.gpu_check.report import Figure, list_figures
 
 BLOCK = re.compile(r"(<!-- gpu-report: .* -->\n).*?(<!-- end of gpu-report -->)", re.DOTALL)
 PAGES = {  # page: checks in its table
-    "docs/benchmarks.md": [name for name in CHECKS if name != "step:gsm8k"],
+    "docs/benchmark_details.md": [name for name in CHECKS if name != "step:gsm8k"],
     "docs/recipes.md": ["step:gsm8k"],
 }
 VERSIONS = ("torch", "vllm", "ray", "transformers", "liger_kernel", "flash_attn")

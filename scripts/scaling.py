@@ -100,20 +100,20 @@ def lines() -> Iterator[str]:
     yield "| model | GPUs | ranks per copy | keys besides the defaults | peak GiB | at | KV cache, tokens |\n"
     yield "|---|---|---|---|---|---|---|\n"
     for model in MODELS:
-        too_small = []
+        machines: dict[str, list[str]] = {}  # other cells of a row -> names of the machines
         for machine in MACHINES:
             result = search(model, machine)
             if result is None:
-                too_small.append(machine.name)
+                machines.setdefault("| does not fit | | | |", []).append(machine.name)
                 continue
             keys, plan = result
             moment, held = plan.peak
             words = "<br>".join(f"`{short(key)}={format_value(value)}`" for key, value in keys.items()) or "none"
             peak = f"{held.total() / GIB:.0f} | {moment.removeprefix('update of the ')}"
             cache = f"{plan.kv_cache_tokens // 1000:,} k"
-            yield f"| {model} | {machine.name} | {plan.shards} | {words} | {peak} | {cache} |\n"
-        if too_small:
-            yield f"| {model} | {', '.join(too_small)} | | does not fit | | | |\n"
+            machines.setdefault(f"{plan.shards} | {words} | {peak} | {cache} |", []).append(machine.name)
+        for cells, names in machines.items():
+            yield f"| {model} | {', '.join(names)} | {cells}\n"
 
 
 def short(key: str) -> str:

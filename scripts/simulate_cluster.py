@@ -6,8 +6,8 @@
 A worker is a GPU with a training rank and an engine. Waits are skipped and the controller's work is measured
 (scripts/simulation/clock.py); each size runs in a separate process. `train`, `collect`, `learn`, the batch, verified
 weight sync, metrics.jsonl and the rollout log are real. The workers' latencies are assumptions (--help), and Ray's part
-of a call is in docs/benchmarks.md. The last line is a JSON object; `ratio` is the target of 5 % divided
-by the controller's share of a step at the largest size. Above 1, the target is met.
+of a call is in scripts/bench/results/scale_simulated.md. The last line is a JSON object; `ratio` is the target of 5 %
+divided by the controller's share of a step at the largest size. Above 1, the target is met.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def in_a_process(workers: int, argv: list[str]) -> dict[str, Any]:
 
 
 def table(sizes: list[dict[str, Any]]) -> str:
-    """Table in the format of docs/benchmarks.md."""
+    """Table in the format of scripts/bench/results/scale_simulated.md."""
     head = ["workers", "trajectories", "per hour", "step", "controller", "share", "with threads", "ms per trajectory",
             "saturates at, per hour", "longest stretch", "memory"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

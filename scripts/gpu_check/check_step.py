@@ -1,5 +1,5 @@
-"""Complete iterations on Ray with vLLM on the training GPU, of the sizes that docs/benchmarks.md and docs/recipes.md
-report. Weights are random, so that almost every response has the maximum length."""
+"""Complete iterations on Ray with vLLM on the training GPU, of the sizes in docs/benchmark_details.md and
+docs/recipes.md. Weights are random, so that almost every response has the maximum length."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Values that the checks are expected to measure on one GPU, each with its source: memory from the memory planner, host
 synchronizations as counted on the fake GPU (tests/simulated_gpu), and estimated times of an H100.
 
-A value is (lowest, highest, source). An estimate is not a measurement: see docs/benchmarks.md.
+A value is (lowest, highest, source). An estimate is not a measurement: see docs/benchmark_details.md.
 """
 
 from __future__ import annotations

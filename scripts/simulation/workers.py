@@ -44,7 +44,7 @@ from scripts.simulation.clock import Clock
 @dataclass(frozen=True)
 class Latencies:
     """Latencies of the cluster in seconds, and lengths in tokens. The defaults are assumptions for GPUs with a small
-    model, except Ray's, which was measured (docs/benchmarks.md)."""
+    model, except Ray's, which was measured (scripts/bench/results/scale_simulated.md)."""
 
     prompt: int = 256
     response: float = 512.0  # median; lengths are log-normal

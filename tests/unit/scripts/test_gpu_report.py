@@ -66,7 +66,7 @@ def test_a_report_fills_the_tables(tmp_path: Path) -> None:
     report = read_report(path)
     rows = list_rows(report)
     marks = "<!-- gpu-report: x -->\nold\n<!-- end of gpu-report -->\n"
-    page = render_page(f"before\n{marks}after", PAGES["docs/benchmarks.md"], report, rows)
+    page = render_page(f"before\n{marks}after", PAGES["docs/benchmark_details.md"], report, rows)
     assert f"on {report['date']} on NVIDIA H100 80GB HBM3, driver 580.65, torch 2.13.0+cu130, vllm 0.32.0." in page
     for line in (
         "| `versions` | matmul_tflops | TFLOP/s | 0 to 989 | 700 | data sheet |",
