@@ -78,14 +78,15 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 HEADER = """# Gallery
 
 Compare all recipes of configs/algorithm on one small task: adding two numbers, as in the quickstart. The model is
-warmed up with SFT on additions in which a carry is written at random. All recipes have the same learning rate, which was not
-tuned for each, so the table shows that a recipe learns, not which one is best. All have the same budget: {iterations} iterations,
-each of which trains on 256 trajectories in four optimizer steps, with {seeds} seeds. There are two exceptions:
+warmed up with SFT on additions in which a carry is written at random. All recipes have the same learning rate, which
+was not tuned for each, so the table shows that a recipe learns, not which one is best. All have the same budget:
+{iterations} iterations, each of which trains on 256 trajectories in four optimizer steps, with {seeds} seeds. There are
+two exceptions:
 
-* dapo, prorl and magistral use dynamic sampling: they train on the same number of trajectories, but generate more than three
-  times as many (column `trajectories`).
-* Recipes without an importance ratio (gpg, opo, reinforce, remax, rloo) and trpo take one step per iteration, and run for 2.5
-  times as many iterations.
+* dapo, prorl and magistral use dynamic sampling: they train on the same number of trajectories, but generate more than
+  three times as many (column `trajectories`).
+* Recipes without an importance ratio (gpg, opo, reinforce, remax, rloo) and trpo take one step per iteration, and run
+  for 2.5 times as many iterations.
 
 `FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task:
 
@@ -97,9 +98,9 @@ each of which trains on 256 trajectories in four optimizer steps, with {seeds} s
 * gdpo uses the rewards that this task has, `accuracy` and `format`.
 * tis, icepop and mis use a bfloat16 engine; length_budget uses dr_grpo's advantage.
 
-The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over
-seeds (Student's t-distribution). The column `seeds above their start` counts seeds whose accuracy rose by more than
-the 95 % margin of error of a difference between two accuracies. Seconds are training time on two cores that also ran other work.
+The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over seeds
+(Student's t-distribution). The column `seeds above their start` counts seeds whose accuracy rose by more than the 95 %
+margin of error of a difference between two accuracies. Seconds are training time on two cores that also ran other work.
 To reproduce the table:
 
 <!-- not run: trains for hours -->
@@ -113,15 +114,17 @@ NOTES = """
 Notes on the results:
 
 * Each seed has a different warm-up: accuracy rises early for seed 2, and after about 16 iterations for seeds 0 and 1.
-* *Clip bounds matter if samples are a few optimizer steps old.* The accuracy of cispo (no lower bound) and sapo (a soft gate)
-  first fell to 0.05 to 0.20 with two seeds. With CISPO's unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`), it does not
-  fall.
+* *Clip bounds matter if samples are a few optimizer steps old.* The accuracy of cispo (no lower bound) and sapo (a soft
+  gate) first fell to 0.05 to 0.20 with two seeds. With CISPO's unified mask (`cispo_mask_low=0.2`,
+  `cispo_mask_high=0.28`), it does not fall.
 * *gpg* has no clip at all. With four optimizer steps per iteration, its seeds ended at 0.332, 0.227 and 0.945.
-* *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
-  the gradient is zero. The closed form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
-* *length_budget*: GRPO's division by the group's standard deviation gives a difference of one token as much weight as a right
-  answer, if all samples are equally correct. With it, two seeds learned the length instead of the sums (0.484 ± 1.025).
-* *tis, icepop and mis*: the mismatch of the bfloat16 engine was 6e-5 nats per token (k3), so the bounds had little effect.
+* *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right, the
+  gradient is zero. The closed form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
+* *length_budget*: GRPO's division by the group's standard deviation gives a difference of one token as much weight as a
+  right answer, if all samples are equally correct. With it, two seeds learned the length instead of the sums (0.484 ±
+  1.025).
+* *tis, icepop and mis*: the mismatch of the bfloat16 engine was 6e-5 nats per token (k3), so the bounds had little
+  effect.
 
 gigpo, turn_ppo and turn_group need episodes with several turns. Their curves are on the page of [the grid
 world](../../examples/grid_world/README.md).
