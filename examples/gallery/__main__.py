@@ -88,15 +88,9 @@ two exceptions:
 * Recipes without an importance ratio (gpg, opo, reinforce, remax, rloo) and trpo take one step per iteration, and run
   for 2.5 times as many iterations.
 
-`FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task:
-
-* ppo, ppo_kl, reference_kl_dual, reinforce, remax and reinforce_plus_plus train on 256 prompts with one sample each.
-  pods selects 8 of 32 samples. All other recipes use groups of 8.
-* reference_kl_dual has a KL target of 1 nat, because answers are short.
-* magistral has no rewards for format and language.
-* prorl resets the reference every 16 iterations, independent of validation.
-* gdpo uses the rewards that this task has, `accuracy` and `format`.
-* tis, icepop and mis use a bfloat16 engine; length_budget uses dr_grpo's advantage.
+`FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task: groups of 8 (pods: 8
+of 32 samples; ppo, ppo_kl, reference_kl_dual, reinforce, remax and reinforce_plus_plus: 256 prompts with one sample
+each), a bfloat16 engine for tis, icepop and mis, and dr_grpo's advantage for length_budget.
 
 The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over seeds
 (Student's t-distribution). The column `seeds above their start` counts seeds whose accuracy rose by more than the 95 %
@@ -113,7 +107,6 @@ To reproduce the table:
 NOTES = """
 Notes on the results:
 
-* Each seed has a different warm-up: accuracy rises early for seed 2, and after about 16 iterations for seeds 0 and 1.
 * *Clip bounds matter if samples are a few optimizer steps old.* The accuracy of cispo (no lower bound) and sapo (a soft
   gate) first fell to 0.05 to 0.20 with two seeds. With CISPO's unified mask (`cispo_mask_low=0.2`,
   `cispo_mask_high=0.28`), it does not fall.
