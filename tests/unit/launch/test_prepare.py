@@ -25,11 +25,11 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 
 
 def make_table() -> str:
-    """The table command x step."""
-    lines = [f"| step | {' | '.join(COMMANDS)} |", f"|---|{'---|' * len(COMMANDS)}"]
+    """Table of the steps and the commands that leave them out."""
+    lines = ["| step | left out by |", "|---|---|"]
     for step in Preparation.STEPS:
-        cells = ("x" if step not in command.LEFT_OUT else "" for command in COMMANDS.values())
-        lines.append(f"| `{step}` | {' | '.join(cells)} |")
+        names = ", ".join(name for name, command in COMMANDS.items() if step in command.LEFT_OUT)
+        lines.append(f"| `{step}` | {names} |")
     return "\n".join(lines)
 
 
