@@ -78,32 +78,24 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 HEADER = """# Gallery
 
 Compare all recipes of configs/algorithm on one small task: adding two numbers, as in the quickstart. The model is
-warmed up with SFT on additions in which a carry is written at random, with probability 0.5, whether it is needed or
-not. All recipes have the same learning rate and the same budget: {iterations} iterations, each of which trains on 256
-trajectories in four optimizer steps, with {seeds} seeds. There are two exceptions:
+warmed up with SFT on additions in which a carry is written at random. All recipes have the same learning rate, which
+was not tuned for each, so the table shows that a recipe learns, not which one is best. All have the same budget:
+{iterations} iterations, each of which trains on 256 trajectories in four optimizer steps, with {seeds} seeds. There are
+two exceptions:
 
-* dapo, prorl and magistral use dynamic sampling: they generate until the batch is full of groups with reward
-  variance. They train on the same number of trajectories as the other recipes, but generate more than three times as
-  many. The column `trajectories` counts the generated trajectories.
-* Recipes without an importance ratio (gpg, opo, reinforce, remax, rloo) need samples of the current policy, and trpo
-  takes large steps. These recipes take one step per iteration and run for 2.5 times as many iterations.
+* dapo, prorl and magistral use dynamic sampling: they train on the same number of trajectories, but generate more than
+  three times as many (column `trajectories`).
+* Recipes without an importance ratio (gpg, opo, reinforce, remax, rloo) and trpo take one step per iteration, and run
+  for 2.5 times as many iterations.
 
-The learning rate was not tuned for each recipe, so the comparison shows that each recipe learns, not which one is best.
-`FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task:
+`FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task: groups of 8 (pods: 8
+of 32 samples; ppo, ppo_kl, reference_kl_dual, reinforce, remax and reinforce_plus_plus: 256 prompts with one sample
+each), a bfloat16 engine for tis, icepop and mis, and dr_grpo's advantage for length_budget.
 
-* ppo, ppo_kl, reference_kl_dual, reinforce, remax and reinforce_plus_plus train on 256 prompts with one sample each.
-  pods selects 8 of 32 samples. All other recipes use groups of 8.
-* reference_kl_dual has a KL target of 1 nat, because answers are short.
-* magistral has no rewards for format and language.
-* prorl resets the reference every 16 iterations, independent of validation.
-* gdpo uses the rewards that this task has, `accuracy` and `format`.
-* tis, icepop and mis use an engine with lower precision; length_budget uses another advantage estimator (see below).
-
-The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over
-seeds. The interval uses Student's t-distribution, so with three very different seeds it can include values below 0 or
-above 1. The column `seeds above their start` counts seeds whose accuracy increased significantly, i.e. by more than
-the 95 % margin of error of a difference between two accuracies on 256 questions each. Seconds are training time on
-two cores that also ran other work. To reproduce the table:
+The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over seeds
+(Student's t-distribution). The column `seeds above their start` counts seeds whose accuracy rose by more than the 95 %
+margin of error of a difference between two accuracies. Seconds are training time on two cores that also ran other work.
+To reproduce the table:
 
 <!-- not run: trains for hours -->
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
@@ -113,29 +105,19 @@ two cores that also ran other work. To reproduce the table:
 """
 
 NOTES = """
-
 Notes on the results:
 
-* The intervals are wide, because there are only three seeds, and because each seed has a different warm-up: for seed 2,
-  accuracy rises early, while for seeds 0 and 1 accuracy starts to rise after about 16 iterations.
-* *Clip bounds matter if samples are a few optimizer steps old.* cispo has no lower bound, and sapo has a soft gate
-  instead of a clip. At this learning rate, the accuracy of both recipes fell to 0.05 to 0.20 in the first iterations
-  with seeds 0 and 1. The accuracy rose again afterwards, except for seed 1 of cispo, which did not recover within 40
-  iterations. With CISPO's unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`, Eq. 6-7), the accuracy of seed
-  1 does not fall and ends at 0.359.
-* *gpg* has no clip at all. With four optimizer steps per iteration, its three seeds ended at an accuracy of 0.332,
-  0.227 and 0.945. With one optimizer step on fresh samples, as in the table, the accuracy rises for every seed. With
-  160 such iterations, seed 1 ends at 0.984.
-* *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
-  the gradient is zero. The accuracy of a single sample is therefore not a suitable metric for grpo_passk. The closed
-  form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
-* *length_budget* uses dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's
-  standard deviation. If all samples of a group are equally correct, this division gives a difference of one token as
-  much weight as a right answer. With GRPO's advantage, two seeds learned the length instead of the sums (accuracy
-  0.484 ± 1.025).
-* *tis, icepop and mis* use a bfloat16 engine, because an engine in float32 has no log-prob mismatch with a trainer in
-  float32. With the bfloat16 engine, the mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between
-  0.975 and 1.026. The bounds therefore had little effect, and tis and icepop gave the same result for seed 0.
+* *Clip bounds matter if samples are a few optimizer steps old.* The accuracy of cispo (no lower bound) and sapo (a soft
+  gate) first fell to 0.05 to 0.20 with two seeds. With CISPO's unified mask (`cispo_mask_low=0.2`,
+  `cispo_mask_high=0.28`), it does not fall.
+* *gpg* has no clip at all. With four optimizer steps per iteration, its seeds ended at 0.332, 0.227 and 0.945.
+* *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right, the
+  gradient is zero. The closed form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
+* *length_budget*: GRPO's division by the group's standard deviation gives a difference of one token as much weight as a
+  right answer, if all samples are equally correct. With it, two seeds learned the length instead of the sums (0.484 ±
+  1.025).
+* *tis, icepop and mis*: the mismatch of the bfloat16 engine was 6e-5 nats per token (k3), so the bounds had little
+  effect.
 
 gigpo, turn_ppo and turn_group need episodes with several turns. Their curves are on the page of [the grid
 world](../../examples/grid_world/README.md).

@@ -101,8 +101,8 @@ def seeds_above_start(curves: Curves) -> int:
 def table(all_curves: Sequence[Curves]) -> str:
     """Markdown table, sorted by final accuracy."""
     lines = [
-        "| recipe | start | end | best | seeds above their start | trajectories | seconds | run on |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | start | end | seeds above their start | trajectories | seconds |",
+        "|---|---|---|---|---|---|",
     ]
     for curves in sorted(all_curves, key=lambda one: -one.accuracy[:, -1].mean()):
         accuracy = curves.accuracy
@@ -110,11 +110,9 @@ def table(all_curves: Sequence[Curves]) -> str:
             curves.recipe,
             interval(accuracy[:, 0]),
             interval(accuracy[:, -1]),
-            interval(accuracy.max(axis=1)),
             f"{seeds_above_start(curves)} of {len(accuracy)}",
             f"{curves.trajectories:.0f}",
             f"{curves.seconds:.0f}",
-            curves.made,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

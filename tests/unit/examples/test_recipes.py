@@ -64,9 +64,12 @@ def read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dic
 
 def run_preparation_commands(text: str) -> None:
     """Run the commands of the page that prepare data, in the working folder."""
-    commands = re.findall(r"^    python -m (examples\.data_preprocess.*|alphaapollo\.tools.*)$", text, re.MULTILINE)
+    commands = re.findall(
+        r"^    (?:python -m|alphaapollo) (examples\.data_preprocess.*|search-index.*)$", text, re.MULTILINE
+    )
     for command in dict.fromkeys(commands):
-        module, *words = shlex.split(command)
+        name, *words = shlex.split(command)
+        module = {"search-index": "alphaapollo.tools.retrieval"}.get(name, name)
         if not HAS_SEARCH and module == "alphaapollo.tools.retrieval":
             continue
         with pytest.MonkeyPatch.context() as patch:

@@ -25,21 +25,11 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 
 
 def make_table() -> str:
-    """The table command x step, and the reason of each blank."""
-    lines = [f"| step | {' | '.join(COMMANDS)} |", f"|---|{'---|' * len(COMMANDS)}"]
+    """Table of the steps and the commands that leave them out."""
+    lines = ["| step | left out by |", "|---|---|"]
     for step in Preparation.STEPS:
-        cells = ("x" if step not in command.LEFT_OUT else "" for command in COMMANDS.values())
-        lines.append(f"| `{step}` | {' | '.join(cells)} |")
-    blanks: dict[str, dict[str, dict[str, None]]] = {}  # reason -> steps -> commands
-    for name, command in COMMANDS.items():
-        for reason in dict.fromkeys(command.LEFT_OUT.values()):
-            steps = ", ".join(f"`{step}`" for step in Preparation.STEPS if command.LEFT_OUT.get(step) == reason)
-            blanks.setdefault(reason, {}).setdefault(steps, {})[name] = None
-    lines += ["", "Why a command leaves out steps:", ""]
-    for reason, commands in blanks.items():
-        lines.append(
-            "* " + "; ".join(f"{', '.join(names)} ({steps})" for steps, names in commands.items()) + f": {reason}"
-        )
+        names = ", ".join(name for name, command in COMMANDS.items() if step in command.LEFT_OUT)
+        lines.append(f"| `{step}` | {names} |")
     return "\n".join(lines)
 
 
