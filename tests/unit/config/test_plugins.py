@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -249,10 +250,13 @@ def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     plugins._list_plugins.cache_clear()
 
 
-def test_the_page_shows_the_package() -> None:
+def test_the_page_shows_or_links_each_file_of_the_package() -> None:
     page = (ROOT / "docs/plugins.md").read_text()
-    files = [SOURCE / "pyproject.toml", *(SOURCE / "maze_lab").glob("*.py")]
-    assert [file.name for file in files if file.read_text().strip() not in page] == []
+    files = [SOURCE / "pyproject.toml", *(SOURCE / "maze_lab").glob("[a-z]*.py")]
+    texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+    blocks = set(re.findall(r"^```(?:python|toml)\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    assert blocks <= set(texts.values())
+    assert [name for name, text in texts.items() if text not in blocks and f"](../{name})" not in page] == []
 
 
 def test_built_in_names() -> None:

@@ -1,7 +1,7 @@
 """Errors of models, environments, tools and graders on the rollout worker: each has a named outcome in the metrics and
 in the rollout log, other episodes continue, and no failure has a reward of 0.
 
-The table is in docs/environments.md.
+docs/environments.md, docs/rewards.md and docs/tools.md describe them.
 """
 
 from __future__ import annotations
