@@ -11,7 +11,7 @@ import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, get_estimator
 from alphaapollo.config.schema import Algorithm
-from tests.golden.turn_functions import list_episodes, turn_bandit
+from tests.golden.functions import list_episodes, turn_bandit
 from tests.unit.algorithms.batches import per_turn
 
 APPEND, MEMORY = "append", "memory"
