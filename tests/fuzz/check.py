@@ -4,7 +4,7 @@
     data            parquet and jsonl files: truncated, damaged, with wrong types, partial characters, huge values
     templates       chat templates that are invalid, do not show the chat, or recurse
     tool calls      random model outputs, through the tool call parsers to the tools
-    rewards         random results of reward functions, and what these do to their process
+    rewards         random results of reward functions
     checkpoints     flipped bytes, and files (also the manifest) that are truncated, missing, renamed or swapped
 
 Anything else is a failure: another exception, an error that names neither key nor file, a hang, a configuration that
@@ -40,15 +40,12 @@ Draw = Callable[[st.DataObject, Path], Case]
 
 
 def check(chosen_seed: int, cases: int, folder: Path, quick: bool = False, progress: bool = False) -> Report:
-    """`quick`: no grader processes and no vLLM parsers."""
+    """`quick`: no vLLM parsers."""
     report = Report()
     for kind, draw in kinds(folder, quick).items():
         _run(kind, draw, max(1, round(SHARES[kind] * cases)), chosen_seed, folder, report)
         if progress:
             print(f"{kind}: {dict(report.kinds[kind])}, {len(report.failures)} failures", flush=True)
-    if not quick:
-        for name, path in answers.functions(folder):
-            report.take("graders", Case(name, lambda name=name, path=path: answers.grade(name, path), ()))
     return report
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -144,19 +143,6 @@ def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Diverg
     assert_same(stats.divergence, own, (hidden, weight, bias))
 
 
-def test_top_tokens_of_the_full_vocabulary_equal_full_distributions():
-    hidden, weight, bias, targets, other_states, other_weight = inputs()
-    other, policy = LmHeadInput(other_states, LmHead(other_weight)), LmHeadInput(hidden, LmHead(weight, bias))
-    values = []
-    for top_k in (None, VOCABULARY):
-        target = DivergenceTarget(other, REVERSE, with_statistics=True, top_k=top_k)
-        stats = compute_token_stats(policy, targets, 0.7, divergence_target=target)
-        assert stats.divergence is not None
-        gradient = torch.autograd.grad(stats.divergence.sum(), (hidden, weight, bias))
-        values.append((stats.divergence.detach(), stats.forward_kl, stats.agreement, *gradient))
-    torch.testing.assert_close(values[0], values[1])
-
-
 def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch):
     sizes = []
     linear = head_module.linear
@@ -221,20 +207,3 @@ def test_the_fused_head_equals_the_separate_operations(
         results.append((stats.logprobs, stats.entropy, *torch.autograd.grad(loss, (hidden, weight, bias))))
     assert traced == ["compute_chunk_stats", "compute_logit_gradient"]
     torch.testing.assert_close(results[1], results[0])
-
-
-def test_the_policys_top_token_by_hand():
-    """p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4), k = 1: events (1/2, 1/2) and (1/4, 3/4). KL(p||q) = 1/2 ln 2 + 1/2 ln
-    2/3. With q's own top token, the events would be (1/4, 3/4) and (1/2, 1/2). The forward gradient p - q of the events
-    is (1/4, -1/4); the other two tokens have half of the second each."""
-    head = LmHead(torch.eye(3, dtype=torch.float64))
-    q = LmHeadInput(torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64).log(), head)
-    logits = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log().requires_grad_()
-    values = {}
-    for kind in ("reverse", "forward"):
-        target = DivergenceTarget(q, Divergence(kind), top_k=1, selects_policy_tokens=True)
-        stats = compute_token_stats(LmHeadInput(logits, head), torch.zeros(1, dtype=torch.int64), 1.0, False, target)
-        values[kind] = stats.divergence
-    assert values["reverse"].item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    (gradient,) = torch.autograd.grad(values["forward"].sum(), logits)
-    assert gradient[0].tolist() == pytest.approx([0.25, -0.125, -0.125])

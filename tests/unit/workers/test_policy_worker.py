@@ -204,12 +204,6 @@ def test_errors_name_an_invalid_checkpoint(start, tmp_path: Path):
         worker.load(str(tmp_path / "saved"))
 
 
-def test_memory_of_the_process(start):
-    worker, _ = start()
-    metrics = worker.get_memory_metrics()
-    assert 0.05 < metrics["rss_gib"] <= metrics["rss_peak_gib"] * 1.1 < 50
-
-
 def test_the_entropy_is_computed_only_if_it_is_used(start):
     for settings, measures, is_computed in (
         ({}, True, True),

@@ -30,7 +30,6 @@ from alphaapollo.types import Outcome, Prompt, Score, StopReason, Trajectory, Tr
 from examples.quickstart.make_task import make_tokenizer
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.tiny import save_model, save_scorer
-from tests.unit.trainer.samples import build, credit_of
 
 CHAT = [{"role": "user", "content": "2+2="}]
 OTHER_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -152,19 +151,6 @@ def test_model_score_is_added_to_the_reward() -> None:
     assert alone.components == {"format": 1.0, "reward_model": 3.0}
     clash = add_reward_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], is_only_reward=False)
     assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
-
-
-def test_gdpo_normalizes_it_separately(renderer: Renderer) -> None:
-    """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model only."""
-    groups = [make_group(*(trajectory([t - 1, 1], score=r) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
-    add_to(groups, reader(renderer), weight=0.0)
-    algorithm = {"adv_estimator": "gdpo", "gdpo_rewards": ["task", "reward_model"]}
-    batch = build(groups, **algorithm)
-    columns = credit_of(batch, "gdpo", **algorithm).columns
-    assert columns[0].advantages is not None
-    by_row = dict(zip(batch.layout.row_order[0].tolist(), columns[0].advantages.tolist(), strict=True))
-    # task (1, 1, 0) -> (.577, .577, -1.155); model -> (-1, 1, 0); sums (-.423, 1.577, -1.155), deviation 1.414
-    assert [by_row[row] for row in range(3)] == pytest.approx([-0.2989, 1.1154, -0.8165], abs=1e-3)
 
 
 def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
