@@ -190,12 +190,3 @@ def test_the_example_shows_a_second_image(tmp_path: Path) -> None:
     done = VisionRunner(task, tmp_path).run(*example, "--config-name", "grpo_two_turns", *keys)
     check_exactness(done)
     assert {len(one["turns"]) for one in done.rollouts(1)} == {1, 2}
-
-
-def test_images_for_a_text_model_are_refused(ppo: Runner, tmp_path: Path) -> None:
-    from examples.quickstart.make_task import make_model, make_tokenizer
-
-    make_tokenizer(tmp_path / "text")
-    make_model(tmp_path / "text", seed=0)
-    error = ppo.refuse(f"actor_rollout_ref.model.path={tmp_path / 'text'}")
-    assert "data.train_files" in error and "row 1" in error and "docs/vision.md" in error

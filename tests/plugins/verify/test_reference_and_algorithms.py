@@ -20,9 +20,10 @@ from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_co
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.algorithms.reward_shaping import soft_overlong_punishment
 from alphaapollo.algorithms.value_loss import value_loss
-from alphaapollo.config.schema import Actor, AggregationMode, Algorithm
+from alphaapollo.config.schema import Actor, AggregationMode, Algorithm, RolloutCorrection
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.plugins.verify.reference import advantages, losses, samples
+from alphaapollo.workers.policy_objective import ObjectiveInputs, compute_policy_objective
 from tests.golden.functions import head_input, head_stats
 from tests.plugins.verify.reference_batches import ACTOR, CORRECTION, LOSS, make_config, make_samples, make_terms
 from tests.unit.algorithms.batches import with_choice
@@ -133,6 +134,57 @@ def test_aggregation(mode: Any) -> None:
     config = make_config({f"{ACTOR}loss_scale_factor": 7.0})
     expected = losses.weigh(make_samples(mask, groups), config, mode)
     assert row_weights(mask.sum(1), torch.tensor(groups), mode, 7.0).tolist() == pytest.approx(expected)
+
+
+CORRECTIONS: list[dict[str, Any]] = [
+    {},
+    {"off_policy_mask_threshold": 0.1},
+    {"method": "tis", "level": "geometric", "low": 0.9},
+    {"method": "mask", "level": "sequence", "low": 0.5, "off_policy_mask_threshold": 0.1},
+]
+
+
+@pytest.mark.parametrize("name", policy_loss_names())
+def test_objectives(name: str) -> None:
+    """Value and gradient of the loss of a micro-batch: corrections weight the policy loss, but neither its penalty nor
+    the KL and the entropy."""
+    loss, (logp, drift, noise, ref, entropy) = get_policy_loss(name), random_columns(5)
+    mask, signs = (torch.arange(6) < torch.tensor([[6], [4], [1], [3]])).double(), torch.tensor([1.0, -1.0, 1.0, -2.0])
+    engine = (logp := -0.2 - logp.abs()) - 0.3 * drift
+    old = engine if loss.anchor == "rollout" else engine + 0.2 * noise
+    for correction in map(RolloutCorrection.model_validate, CORRECTIONS[: 2 if loss.anchor == "rollout" else None]):
+        for kind in ("k3+", "unbiased"):
+            actor = Actor(entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, kl_loss_type=kind)
+            actor = actor.model_copy(update={"policy_loss": actor.policy_loss.model_copy(update={"loss_mode": name})})
+            config = make_config({"actor_rollout_ref.actor": actor, "algorithm.rollout_correction": correction})
+            rows = make_samples(mask)
+            of_token, of_sample = (
+                losses.weigh(rows, config, mode) for mode in ("seq-mean-token-mean", "seq-mean-token-sum")
+            )
+            own, other = (logp.clone().requires_grad_() for _ in range(2))
+            inputs = ObjectiveInputs(
+                logp=own,
+                old_logp=old,
+                advantages=signs[:, None] * mask,
+                mask=mask,
+                rollout_logp=engine,
+                ref_logp=ref,
+                entropy=entropy,
+                loss_weights=torch.tensor(of_token),
+                sequence_weights=torch.tensor(of_sample),
+                divergence_weights=torch.zeros(4),
+            )
+            inputs = with_choice(inputs, loss, actor)
+            found, _ = compute_policy_objective(inputs, actor, loss, correction)
+            columns = {"logp": other, "old": old, "engine": engine, "ref": ref, "entropy": entropy}
+            columns |= {} if inputs.selected_tokens is None else {"selected": inputs.selected_tokens}
+            terms = make_terms(mask, rows, columns | {"advantages": signs})
+            weights = zip(terms, of_token, of_sample, strict=True)
+            expected = sum(losses.loss_of_sample(x, one, sample, config, None) for x, one, sample in weights)
+            found.backward()
+            expected.backward()
+            torch.testing.assert_close(found.double(), expected)
+            torch.testing.assert_close(own.grad, other.grad)
 
 
 def random_columns(count: int) -> Iterator[torch.Tensor]:

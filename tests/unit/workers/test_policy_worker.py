@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from alphaapollo.config.schema import RolloutCorrection
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
@@ -118,27 +117,6 @@ def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start,
     after = worker.compute_log_probs("reference")
     assert np.abs(after - before).max() > 1e-3
     np.testing.assert_array_equal(after, worker.compute_log_probs())
-
-
-def test_correction_weights_only_the_policy_term(start):
-    """Engine log-probs are much larger than the trainer's, so every rho is e^-5, below the bound."""
-    metrics = {}
-    for name, settings in {
-        "none": {},
-        "tis": {"method": "tis", "high": 2.0},
-        "mask": {"method": "mask", "low": 0.5, "high": 5.0},
-    }.items():
-        worker, columns = start(arguments={"correction": RolloutCorrection(**settings)})
-        training.record_gradients(worker)
-        rows = worker.batch.rows
-        engine = replace(rows, rollout_logprobs=np.full_like(rows.rollout_logprobs, 5.0))
-        worker.load_batch(replace(worker.batch, rows=engine))
-        metrics[name] = worker.update(replace(columns, old_logprobs=np.zeros_like(rows.rollout_logprobs)))
-    assert metrics["tis"]["actor/pg_loss"] == pytest.approx(metrics["none"]["actor/pg_loss"] * np.exp(-5), rel=1e-5)
-    assert metrics["tis"]["actor/correction_weight"] == pytest.approx(np.exp(-5))
-    assert metrics["mask"]["actor/pg_loss"] == 0.0
-    assert metrics["mask"]["actor/correction_dropped"] == 1.0
-    assert metrics["mask"]["actor/entropy"] == metrics["none"]["actor/entropy"]
 
 
 def train_and_save(rank: int, num_ranks: int, address: str, case: Case, load: str, save: str) -> dict[str, np.ndarray]:
