@@ -1,19 +1,15 @@
-"""Random outputs of models and reward functions: tool calls, actions, rewards."""
+"""Random outputs of models: tool calls and actions."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.action_parser import read_action
-from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rewards.grader_processes.worker import decode_reply, encode_reply
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser
 from alphaapollo.tools.function_tool import FunctionTool
@@ -89,30 +85,3 @@ async def _execute(calls: list[tuple[str, str]]) -> list[str]:
         result.text.encode()
         assert len(result.text) < 1000 and result.text
     return [result.status.value for result in results]
-
-
-class Odd:
-    def __float__(self) -> float:
-        raise RuntimeError("odd")
-
-
-ODD_RESULTS = [
-    np.float32(1), np.nan, np.array([1.0]), np.array([1.0, 2.0]), np.array([]), 1j, b"1", Odd(), Odd, 10**400, (1,),
-    {1}, range(3), {"reward": None}, {"reward": "1"}, {"reward": 1, "x": [1]}, {1: 2}, {None: 1.0}, {"": 0.5},
-]  # fmt: skip
-returned: st.SearchStrategy[Any] = st.one_of(
-    anything,
-    st.sampled_from(ODD_RESULTS),
-    st.dictionaries(st.sampled_from(["reward", "accuracy", "x", "\ud800"]), anything, max_size=3),
-)
-
-
-def reward(value: Any) -> str:
-    """Any result of a reward function is a valid score, or a failure with its reason."""
-    try:
-        score = convert_to_score(value)
-    except (ValueError, TypeError) as error:
-        assert any(word in str(error) for word in ("reward", "component")), error
-        return "masked"
-    assert decode_reply(encode_reply([score])) == [score] and abs(score.reward) <= 1e9
-    return "scored"
