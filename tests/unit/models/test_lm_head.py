@@ -13,8 +13,6 @@ from alphaapollo.models.lm_head import (
     LmHead,
     LmHeadInput,
     LogitLimits,
-    TopTokens,
-    WeightedModel,
     compute_token_stats,
 )
 from tests.unit.plain import entropy, jsd, kl_full
@@ -105,42 +103,6 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
     torch.testing.assert_close(stats.forward_kl, forward.detach())
     common = torch.minimum(logits.softmax(-1), other_logits.softmax(-1)).sum(-1)
     torch.testing.assert_close(stats.agreement, common.detach())
-
-
-@every_divergence
-def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Divergence, limits: LogitLimits):
-    """Two models, of which one gives only its top tokens; the plain reference compares k + 1 outcomes."""
-    k = 3
-    hidden, weight, bias, targets, other_states, other_weight = inputs()
-    logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
-    shares = torch.tensor([[1.0, 0.0, 0.3, 0.0, 0.0, 0.5, 1.0][:NUM_TOKENS]], dtype=torch.float64)
-    shares = torch.cat([shares, 1 - shares])
-    top = other_logits.flip(0).softmax(-1).topk(k)
-    models = [
-        WeightedModel(LmHeadInput(other_states, LmHead(other_weight)), shares[0]),
-        WeightedModel(TopTokens(top.indices, top.values.log(), (1 - top.values.sum(-1)).log()), shares[1]),
-    ]
-
-    def bucketed(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Divergence between the outcomes `one of the top k of q` and `another token`."""
-        ids = q.topk(k).indices
-        one, other = (torch.cat([x.gather(1, ids), 1 - x.gather(1, ids).sum(1, keepdim=True)], 1) for x in (p, q))
-        mixture = 0.2 * other + 0.8 * one
-        kinds = {
-            "reverse": (one * (one / other).log()).sum(1),
-            "forward": (other * (other / one).log()).sum(1),
-            "jsd": (0.2 * other * (other / mixture).log() + 0.8 * one * (one / mixture).log()).sum(1),
-        }
-        return kinds[divergence.kind]
-
-    p, q = logits.softmax(-1), other_logits.softmax(-1)
-    own = shares[0] * bucketed(p, q.detach()) + shares[1] * bucketed(p, q.flip(0).detach())
-
-    target = DivergenceTarget(models, divergence, top_k=k)
-    policy = LmHeadInput(hidden, LmHead(weight, bias))
-    stats = compute_token_stats(policy, targets, 0.7, divergence_target=target, limits=limits)
-    assert stats.divergence is not None
-    assert_same(stats.divergence, own, (hidden, weight, bias))
 
 
 def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch):

@@ -94,19 +94,6 @@ def test_fully_masked_rows_give_nothing_and_no_nan(name: str):
         assert advantages.isfinite().all() and not advantages[empty].any()
 
 
-def test_what_estimators_need():
-    needs = {name: get_estimator(name).needs for name in estimator_names()}
-    assert {name: one for name, one in needs.items() if one} == {
-        "gae": ("values",),
-        "remax": ("greedy_rewards",),
-        "gdpo": ("components",),
-        "gigpo": ("turns",),
-        "turn_gae": ("values", "turns"),
-        "turn_group": ("turns",),
-        "magistral": ("mini_batches",),
-    }
-
-
 def test_the_moving_baseline_starts_with_the_first_mean():
     config = Algorithm(baseline_decay=0.75)
     first = next_baseline(config, None, 2.0)
