@@ -14,7 +14,6 @@ from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller import launcher
 from alphaapollo.controller.errors import RunStalled
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.observability.console import Console
 from alphaapollo.processes.watchdog import RUN
 from alphaapollo.trainer.evaluation import generation
 from alphaapollo.trainer.main_generation import main
@@ -134,17 +133,6 @@ def test_killed_run_resumes_with_the_same_result(
     assert command.summary() == summary
 
 
-def test_progress_counts_the_prompts_in_the_engine(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, int]] = []
-
-    def show_phase(self: Console, name: str, done: int, total: int, text: str = "", in_flight: int = 0) -> None:
-        shown.append((done, in_flight))
-
-    monkeypatch.setattr(Console, "show_phase", show_phase)
-    command.run("rollout.max_num_seqs=12")  # 4 prompts with 3 samples
-    assert shown == [(0, 0), (1, 4), (2, 4), (3, 3), (4, 2), (5, 1), (6, 0)]
-
-
 def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command.run()
     summary = command.summary()
@@ -257,14 +245,6 @@ def test_refused_before_anything_starts(
     error = capsys.readouterr().err
     assert code == 2 and says in error, error
     assert not (command.files / "out").exists(), "nothing is written"
-
-
-def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command.words("trainer.dry_run=true", "env.history_length=3")) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "6 x 3 samples = 18" in printed and "nothing was started" in printed
-    assert "note env.history_length=3 has no effect" in printed
-    assert not (command.files / "out").exists()
 
 
 def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer, add_reward_model_score
 from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
-    can_share_tokens,
     make_reward_model_tokenizer,
     uses_reward_function,
 )
@@ -32,7 +31,6 @@ from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.tiny import save_model, save_scorer
 
 CHAT = [{"role": "user", "content": "2+2="}]
-OTHER_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +159,6 @@ def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
     assert whole.endswith("\n") and ids[-1:] == line_break
     assert reader(renderer).encode_trajectory(trajectory(ids[:-1])) == ids
     assert reader(renderer).encode_trajectory(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
-
-
-def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) -> None:
-    own = Renderer(load_tokenizer(str(folder)))
-    own.tokenizer.chat_template = OTHER_TEMPLATE
-    assert can_share_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not can_share_tokens(renderer, own)
-    larger = Renderer(load_tokenizer(str(folder)))
-    larger.tokenizer.add_tokens(["[PAD]"])
-    assert can_share_tokens(renderer, larger) and not can_share_tokens(larger, renderer)
-    own_reader = reader(own, shares_tokens=False)
-    assert own.decode(own_reader.encode_trajectory(trajectory([5, 6]))) == "[user]2+2=[assistant]4"
-    continued = trajectory([5, 6])
-    continued.first_observation = "2+2="
-    assert own.decode(own_reader.encode_trajectory(continued)) == "2+2=4"
 
 
 @pytest.mark.parametrize("prompt", [CHAT, "2+2="], ids=["chat", "text"])
