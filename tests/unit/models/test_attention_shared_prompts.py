@@ -1,4 +1,5 @@
-"""The shared-prompt layout compared with the plain one: log-probs, entropy, full KL, values and gradients."""
+"""The shared-prompt layout by hand, and its values and kernels compared with the plain one. test_architectures.py has
+log-probs and gradients."""
 
 from __future__ import annotations
 
@@ -25,16 +26,15 @@ from alphaapollo.types import Row
 CPU = torch.device("cpu")
 
 
-def draw_rows(seed: int, prompt: int, response: int, memory: bool = False) -> Rows:
-    """Groups of one to five samples. memory: prompts of a group differ at their ends."""
+def draw_rows(seed: int, prompt: int, response: int) -> Rows:
+    """Groups of one to five samples."""
     generator = np.random.default_rng(seed)
     rows, groups = [], []
     for group in range(4):
         start = generator.integers(2, 48, generator.integers(1, prompt + 1)).tolist()
         for _ in range(generator.integers(1, 6)):
-            own = start + generator.integers(2, 48, generator.integers(0, 4)).tolist() if memory else start
-            tokens = own + generator.integers(2, 48, generator.integers(1, response + 1)).tolist()
-            mask = [int(i >= len(own)) for i in range(len(tokens))]
+            tokens = start + generator.integers(2, 48, generator.integers(1, response + 1)).tolist()
+            mask = [int(i >= len(start)) for i in range(len(tokens))]
             rows.append(Row(tokens, mask, [0.0] * len(tokens), [len(tokens) - 1]))
             groups.append(group)
     return replace(Rows.from_rows(rows), shared_prompts=find_shared_prompts(rows, groups))

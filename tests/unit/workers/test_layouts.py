@@ -12,13 +12,14 @@ import pytest
 from tests.unit.workers.layouts import check_layouts
 from tests.unit.workers.roles import FULL, RICH, ROLES
 from tests.unit.workers.training import Case
+from tests.vision.models import FAMILIES
 
 SMALL, PACKED, SHARED = {"max_tokens": 40}, {"attention": "sdpa", "max_tokens": 60}, {"sequence_parallel": 2}
 LAYOUTS: dict[int, list[dict[str, Any]]] = {  # by the number of ranks, of which the second may have no row
     1: [{**SMALL, "checkpointing": True, "order": 1}, PACKED],
     2: [SMALL, {"num_rows": 1}, {**SMALL, **SHARED}, {**PACKED, **SHARED}],
 }
-VISION = {"Qwen3-VL", "Qwen2.5-VL", "InternVL"}
+VISION = {*FAMILIES}
 PREFERENCES = {"DPO", "KTO", "reward model training"}
 
 
