@@ -1,28 +1,19 @@
-"""Random outputs of models and reward functions: tool calls, actions, rewards."""
+"""Random outputs of models: tool calls and actions."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
-from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.action_parser import read_action
-from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.worker import decode_reply, encode_reply
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Prompt
 from tests.fuzz.values import anything, texts
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, schema, tokenizer_of
 
@@ -94,79 +85,3 @@ async def _execute(calls: list[tuple[str, str]]) -> list[str]:
         result.text.encode()
         assert len(result.text) < 1000 and result.text
     return [result.status.value for result in results]
-
-
-class Odd:
-    def __float__(self) -> float:
-        raise RuntimeError("odd")
-
-
-ODD_RESULTS = [
-    np.float32(1), np.nan, np.array([1.0]), np.array([1.0, 2.0]), np.array([]), 1j, b"1", Odd(), Odd, 10**400, (1,),
-    {1}, range(3), {"reward": None}, {"reward": "1"}, {"reward": 1, "x": [1]}, {1: 2}, {None: 1.0}, {"": 0.5},
-]  # fmt: skip
-returned: st.SearchStrategy[Any] = st.one_of(
-    anything,
-    st.sampled_from(ODD_RESULTS),
-    st.dictionaries(st.sampled_from(["reward", "accuracy", "x", "\ud800"]), anything, max_size=3),
-)
-
-
-def reward(value: Any) -> str:
-    """Any result of a reward function is a valid score, or a failure with its reason."""
-    try:
-        score = convert_to_score(value)
-    except (ValueError, TypeError) as error:
-        assert any(word in str(error) for word in ("reward", "component")), error
-        return "masked"
-    assert decode_reply(encode_reply([score])) == [score] and abs(score.reward) <= 1e9
-    return "scored"
-
-
-FUNCTIONS = {
-    "raises": ("raise KeyError('x')", "masked"),
-    "raises all": ("raise BaseException('x')", "masked"),
-    "nothing": ("return None", "masked"),
-    "nan": ("return float('nan')", "masked"),
-    "text": ("return '1'", "masked"),
-    "array": ("import numpy; return numpy.ones(3)", "masked"),
-    "nested": ("return {'reward': {'a': 1}}", "masked"),
-    "late": ("import time; time.sleep(60)", "masked"),
-    "exits": ("import os; os._exit(0)", "masked"),
-    "leaves": ("raise SystemExit(0)", "masked"),
-    "killed": ("import os; os.kill(os.getpid(), 9)", "masked"),
-    "prints": ("print('x' * 100_000); return 1.0", "scored"),
-    "writes": ("import os; os.write(1, b'x' * 1000); return 1.0", "scored"),
-    "closes": ("import os; os.closerange(0, 3); return 1.0", "scored"),  # results are sent over another pipe
-    "moves": ("import os; os.chdir('/'); return 1.0", "scored"),
-    "forks": ("import os; os.fork() or os._exit(0); return 1.0", "scored"),
-    "deep": ("return compute_score(prompt, completion)", "masked"),
-    "half": ("return {'reward': 1.0, '\\ud800': 1.0}", "scored"),
-    "signals": ("import signal, os; os.kill(os.getpid(), signal.SIGTERM); return 1.0", "masked"),
-}
-"""Body of a reward function -> expected outcome, which is never a hang, an error of the run, or a score of 0."""
-
-
-def functions(folder: Path) -> Iterator[tuple[str, Path]]:
-    for name, (body, _) in FUNCTIONS.items():
-        path = folder / f"{name.replace(' ', '_')}.py"
-        path.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
-        yield name, path
-
-
-def grade(name: str, path: Path) -> str:
-    """Grade two requests in a grader process, as in a run. Both must have the expected outcome."""
-
-    async def run() -> list[str]:
-        client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(path)))
-        await client.start()
-        try:
-            scores = [await client.score(Prompt(0, "text", "?"), "answer") for _ in range(2)]
-        finally:
-            await client.close()
-        assert all(score.reason or not score.outcome.failed for score in scores)
-        return ["masked" if score.outcome.failed else "scored" for score in scores]
-
-    expected, outcomes = FUNCTIONS[name][1], asyncio.run(run())
-    assert outcomes == [expected] * 2, f"{outcomes}, not {expected}"
-    return expected

@@ -4,11 +4,9 @@
     data            parquet and jsonl files: truncated, damaged, with wrong types, partial characters, huge values
     templates       chat templates that are invalid, do not show the chat, or recurse
     tool calls      random model outputs, through the tool call parsers to the tools
-    rewards         random results of reward functions, and what these do to their process
-    checkpoints     flipped bytes, and files (also the manifest) that are truncated, missing, renamed or swapped
 
 Anything else is a failure: another exception, an error that names neither key nor file, a hang, a configuration that
-differs after loading its config.yaml, a resume from a damaged checkpoint.
+differs after loading its config.yaml.
 
 The last line is a JSON object; the exit status is 1 if anything failed.
 """
@@ -32,23 +30,20 @@ from hypothesis import strategies as st
 
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
-from tests.fuzz import answers, checkpoints, configs, data_files
+from tests.fuzz import answers, configs, data_files
 from tests.fuzz.verdict import Case, Report
 
-SHARES = {"configs": 0.3, "data": 0.2, "templates": 0.1, "tool calls": 0.2, "rewards": 0.1, "checkpoints": 0.1}
+SHARES = {"configs": 0.4, "data": 0.25, "templates": 0.1, "tool calls": 0.25}
 Draw = Callable[[st.DataObject, Path], Case]
 
 
 def check(chosen_seed: int, cases: int, folder: Path, quick: bool = False, progress: bool = False) -> Report:
-    """`quick`: no grader processes and no vLLM parsers."""
+    """`quick`: no vLLM parsers."""
     report = Report()
     for kind, draw in kinds(folder, quick).items():
         _run(kind, draw, max(1, round(SHARES[kind] * cases)), chosen_seed, folder, report)
         if progress:
             print(f"{kind}: {dict(report.kinds[kind])}, {len(report.failures)} failures", flush=True)
-    if not quick:
-        for name, path in answers.functions(folder):
-            report.take("graders", Case(name, lambda name=name, path=path: answers.grade(name, path), ()))
     return report
 
 
@@ -57,7 +52,6 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
     renderer = Renderer(load_tokenizer(str(folder / "task" / "model")))
     renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
     template_renderer = Renderer(load_tokenizer(str(folder / "task" / "model")))
-    run = checkpoints.make_run(folder / "run")
     parsers = [answers.make_parser("")] if quick else [answers.make_parser(""), answers.make_parser("hermes")]
 
     def config(data: st.DataObject, place: Path) -> Case:
@@ -85,24 +79,7 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
         text, parse = data.draw(answers.turns), data.draw(st.sampled_from(parsers))
         return Case(repr(text[:300]), lambda: answers.call_tools(text, parse), ())
 
-    def reward(data: st.DataObject, place: Path) -> Case:
-        value = data.draw(answers.returned)
-        return Case(repr(value), lambda: answers.reward(value), ())
-
-    def checkpoint(data: st.DataObject, place: Path) -> Case:
-        damage = data.draw(checkpoints.damages)
-        return Case(
-            repr(damage), lambda: checkpoints.resume_after(run, damage), (f"step_{damage.step:06d}", damage.file)
-        )
-
-    return {
-        "configs": config,
-        "data": data_file,
-        "templates": template,
-        "tool calls": tool_call,
-        "rewards": reward,
-        "checkpoints": checkpoint,
-    }
+    return {"configs": config, "data": data_file, "templates": template, "tool calls": tool_call}
 
 
 def _parts(keys: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,13 +66,6 @@ class Case:
 
         return Descent(view, self.table, self.config, get_policy_loss(self.loss)).run(make, self.episodes.num_tokens)
 
-    def on_policy(self, own: np.ndarray) -> Case:
-        """The case for a real model with these log-probs: old and reference log-probs are close to them."""
-        old = (own + 0.3 * (self.logprobs.old + 4.0)).astype(np.float32)
-        return replace(
-            self, logprobs=replace(self.logprobs, old=old, ref=(old + self.logprobs.ref - self.logprobs.old))
-        )
-
 
 def _views(generator: np.random.Generator, one_step: bool) -> list[View]:
     """Views of the case. Shuffled samples would be in other mini-batches, so only cases with one mini-batch have it."""
@@ -84,6 +77,7 @@ def _views(generator: np.random.Generator, one_step: bool) -> list[View]:
         View("resumed in the middle", resumed=True),
         View("shared, small micro-batches", shared=True, max_tokens=budgets[0]),
         View("memory, shared, two ranks", "memory", num_ranks=2, shared=True, max_tokens=budgets[2]),
+        View("shared, two ranks, without zero advantages", num_ranks=2, shared=True, skips=True, max_tokens=budgets[1]),
     ]
     if one_step:
         order = int(generator.integers(2**31))

@@ -89,11 +89,14 @@ class Descent:
         columns = [prepared.by_token(name, num_tokens) for name in ("advantages", "returns")]
         return Outcome(*columns, losses, gradients, value_gradients, self.metrics)
 
-    def micro_batches(self, prepared: Prepared, step: int, theta: Tensor) -> Iterator[tuple[MicroBatch, TokenStats]]:
+    def micro_batches(
+        self, prepared: Prepared, step: int, theta: Tensor, may_skip: bool = False
+    ) -> Iterator[tuple[MicroBatch, TokenStats]]:
         """Micro-batches of all ranks, and the table's values of their response tokens."""
-        ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
-        for rank, columns, flat in ranks:
-            for positions in rank.mini_batches[step].micro_batches:
+        batches = prepared.batch.layout.rank_batches
+        steps = prepared.steps if may_skip else [rank.mini_batches for rank in batches]
+        for rank, columns, flat, of_rank in zip(batches, prepared.columns, prepared.flat_tokens, steps, strict=True):
+            for positions in of_rank[step].micro_batches:
                 micro = MicroBatchBuilder(self.view.padded, torch.device("cpu")).build(rank.rows, positions, columns)
                 tokens = concatenate_segments(flat, rank.rows.response_offsets, positions)
                 yield micro, self.table.stats(theta, np.full(1, -1) if micro.is_dummy else tokens)
@@ -101,7 +104,7 @@ class Descent:
     def policy_loss(self, prepared: Prepared, step: int, theta: Tensor) -> Tensor:
         """Loss of a mini-batch. Adds to `metrics`."""
         config, total = self.config, torch.zeros((), dtype=torch.float64)
-        for micro, stats in self.micro_batches(prepared, step, theta):
+        for micro, stats in self.micro_batches(prepared, step, theta, may_skip=True):
             matrices = build_objective_inputs(micro, stats)
             actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
             one, sums = compute_policy_objective(matrices, actor, self.loss, correction)

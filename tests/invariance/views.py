@@ -36,8 +36,7 @@ class View:
     name: str
     context: Context = "append"
     padded: bool = False
-    num_ranks: int = 1  # data-parallel ranks
-    sequence_parallel: int = 1  # workers per data-parallel rank
+    num_ranks: int = 1
     max_tokens: int = 10**6  # token budget of a micro-batch
     order: int | None = None  # shuffle seed of prompts and samples
     resumed: bool = False  # rebuild everything before each optimizer step
@@ -81,9 +80,7 @@ class Prepared:
 
 
 def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Config, estimator: Estimator) -> Prepared:
-    actor = config.actor_rollout_ref.actor.model_copy(
-        update={"ppo_max_token_len_per_gpu": view.max_tokens, "ulysses_sequence_parallel_size": view.sequence_parallel}
-    )
+    actor = config.actor_rollout_ref.actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
     config = replace_value(config, "actor_rollout_ref.actor", actor)
     config = replace_value(config, "data.max_response_length", MAX_LENGTH)
     config = replace_value(config, "trainer.seed", RUN_SEED)
@@ -116,7 +113,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     credit = assign_credit(batch, computed, config, kl_coef=0.1)
     may_skip = view.skips and can_skip_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))
     kept = credit.has_gradient if may_skip else np.ones_like(credit.has_gradient)
-    steps = filter_mini_batches(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)
+    steps = filter_mini_batches(batch.layout, kept, view.max_tokens, view.padded)
     return Prepared(batch, credit.columns, tokens, split(batch.layout, tokens), steps)
 
 

@@ -6,37 +6,31 @@ One engine per family. Each test sends the weights that it needs.
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from alphaapollo.config.schema import Lora
-from alphaapollo.data.images import find_placeholder_ids, load_image_processor
+from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, WeightSyncError, check_probe_log_probs
 from alphaapollo.models.export import gather_parameters
-from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.session.publish import make_probe
-from alphaapollo.types import Completion, ImageInput, Message, Sampling
+from alphaapollo.types import Completion, ImageInput, Message, Row, Sampling
 from tests.loop.engine_kit import Session, start_engine
-from tests.vision.models import VARIANTS, make
+from tests.vision.models import FAMILIES, VARIANTS, make
+from tests.vision.rows import compute_plain_logprobs, load_plain, make_test_image
 
-MAX_TOKENS = 256
+MAX_TOKENS, TWO_RANKS = 256, {"tensor_model_parallel_size": 2}
 
 
 def load_model(folder: Path, seed: int) -> Any:
     """Load a model whose weights, norms and biases included, are perturbed, so that probabilities differ."""
-    from transformers import AutoModelForImageTextToText
-
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(seed)
+    model, generator = load_plain(folder), torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         scale = 0.07 if parameter.ndim > 1 else 0.05
         parameter.data += scale * torch.randn(parameter.shape, generator=generator)
@@ -44,12 +38,7 @@ def load_model(folder: Path, seed: int) -> Any:
 
 
 def draw_image(seed: int, width: int = 48, height: int = 32) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return make_test_image(height, width, seed)
 
 
 def ask(text: str, *encoded_images: bytes) -> list[Message]:
@@ -59,17 +48,9 @@ def ask(text: str, *encoded_images: bytes) -> list[Message]:
 @torch.inference_mode()
 def compute_logprobs(model: Any, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
     """Log-prob of each token after the first, computed by transformers over the vocabulary without placeholders."""
-    tokens, excluded = torch.tensor([token_ids]), list(find_placeholder_ids(model.config))
-    inputs = {
-        name: torch.cat([torch.from_numpy(image.tensors[name]) for image in images])
-        for name in (images[0].tensors if images else ())
-        if name != "num_patches"
-    }
-    if "qwen" in model.config.model_type:
-        inputs["mm_token_type_ids"] = torch.isin(tokens, torch.tensor(excluded)).int()
-    logits = model(tokens, **inputs).logits[0, :-1].float()
-    logits[:, excluded] -= 1e9
-    return logits.log_softmax(dim=-1).gather(1, tokens[0, 1:, None])[:, 0].tolist()
+    mask = [0] + [1] * (len(token_ids) - 1)
+    row = Row(token_ids, mask, [0.0] * len(mask), [len(mask) - 1], images=tuple(images))
+    return compute_plain_logprobs(model, row).tolist()
 
 
 @dataclass
@@ -112,7 +93,7 @@ def make_renderer(folder: Path) -> Renderer:
     return Renderer(tokenizer, images=load_image_processor(str(folder), tokenizer))
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl", "internvl"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
     folder = tmp_path_factory.mktemp(request.param)
     make(request.param, folder / "model")
@@ -245,11 +226,11 @@ def test_in_flight_update_encodes_images_again(vision: Vision) -> None:
     vision.compute_probe_difference(models[1])
 
 
-@pytest.mark.parametrize("family", VARIANTS)
-def test_variants_of_the_families(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "settings"), [*((one, {}) for one in VARIANTS), ("qwen2_5_vl", TWO_RANKS)])
+def test_variants_and_a_tower_on_two_ranks(family: str, settings: dict[str, int], tmp_path: Path) -> None:
     make(family, tmp_path / "model")
     models = [load_model(tmp_path / "model", seed) for seed in (0, 1)]
-    with start_engine(models[0], tmp_path, max_num_batched_tokens=MAX_TOKENS) as session:
+    with start_engine(models[0], tmp_path, max_num_batched_tokens=MAX_TOKENS, **settings) as session:
         vision = Vision(session, make_renderer(tmp_path / "model"), tmp_path / "model")
         ids, images = vision.encode(ask("what?", draw_image(0)))
         for model in (models[1], models[0]):
@@ -258,30 +239,3 @@ def test_variants_of_the_families(family: str, tmp_path: Path) -> None:
             (answer,) = vision.generate((ids, Sampling(8, seed=1), images))
             expected = compute_logprobs(model, ids + answer.token_ids, images)[-8:]
             assert answer.logprobs == pytest.approx(expected, abs=1e-5)
-
-
-def test_tower_on_two_ranks(tmp_path: Path) -> None:
-    make("qwen2_5_vl", tmp_path / "model")
-    models = [load_model(tmp_path / "model", seed) for seed in (0, 1)]
-    with start_engine(models[0], tmp_path, tensor_model_parallel_size=2) as session:
-        vision = Vision(session, make_renderer(tmp_path / "model"), tmp_path / "model")
-        for model in (models[1], models[0], models[1]):
-            vision.publish(model)
-            vision.compute_probe_difference(model)
-
-
-def test_adapters_of_the_language_model(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    make("qwen3_vl", tmp_path / "model")
-    model = load_model(tmp_path / "model", 0)
-    with start_engine(model, tmp_path, lora_rank=4) as session:
-        vision = Vision(session, make_renderer(tmp_path / "model"), tmp_path / "model")
-        add_adapters(model, Lora(lora_rank=4, target_modules="all-linear"), seed=0)
-        for version in (1, 2):
-            for layer in get_lora_layers(model).values():
-                for part in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
-                    part.data = torch.randn(part.shape, generator=torch.Generator().manual_seed(version)) * 0.1
-            update = session.send_adapter(dict(gather_scaled_adapter(model)), version)
-            receipt = session.publish(update)
-            assert (receipt.version, receipt.digest) == (update.version, update.digest)
-            vision.compute_probe_difference(model)

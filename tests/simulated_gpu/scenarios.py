@@ -206,16 +206,6 @@ def record_calls(model: torch.nn.Module, method: str) -> list[str]:
     return events
 
 
-@scenario
-def order_of_units(run: Recorder) -> None:
-    """Gradients are reduced from the untied head to the root, which has the embedding."""
-    with fake_rank(8):
-        worker, batch = PolicyUpdate("llama", world_size=8, num_rows=16).start(run)
-        events = record_calls(worker.policy, "post_backward")
-        update(run, worker, batch)
-        assert events[0] == "model.lm_head" and events[-1] == "", events
-
-
 def balance_experts(module: Any) -> Any:
     """Patch `_exchange_and_compute`: half of the token-expert pairs go to each of two ranks."""
     exchange = module._exchange_and_compute

@@ -1,8 +1,5 @@
 """A small run of `python -m tests.invariance.check`: every estimator with every loss once."""
 
-import pickle
-
-from tests.invariance.case import Case, Name
 from tests.invariance.check import PAIRS_PER_CASE, check, check_sessions
 from tests.invariance.settings import pairs
 
@@ -19,9 +16,3 @@ def test_sessions_of_an_agent_give_the_results_of_one_row():
     report = check_sessions(seed=2, sessions=300)
     assert report.failures == []
     assert report.pairs == set(pairs())
-
-
-def test_cases_can_be_sent_to_other_processes():
-    for number, (estimator, loss) in enumerate(pairs()):
-        case = Case.draw(Name(1, number, estimator, loss))
-        assert pickle.loads(pickle.dumps(case)).estimator == estimator

@@ -17,12 +17,25 @@ from torch import Tensor
 from alphaapollo.plugins.verify.reference import advantages, losses
 from alphaapollo.plugins.verify.reference.samples import build_batch
 from tests.builders import make_group, make_trajectory, make_turn
-from tests.golden.turn_functions import number_turns
 from tests.plugins.verify import reference_batches
 from tests.plugins.verify.reference_batches import make_samples
 
 Given = dict[str, Any]
 """Inputs or results by name."""
+
+
+def number_turns(mask: Tensor, turn_ids: Tensor | None) -> Tensor:
+    """Number of each action token's turn, among all rows; -1 for others. turn_ids: increasing per row; None = runs of 1
+    in the mask. [B, L]"""
+    if turn_ids is None:
+        starts = mask.bool() & ~torch.nn.functional.pad(mask.bool(), (1, 0))[:, :-1]
+        turn_ids = starts.cumsum(dim=1)
+    inside = mask.bool()
+    rows = torch.arange(len(mask)).unsqueeze(1).expand_as(mask)
+    pairs = torch.stack([rows[inside], turn_ids[inside].to(torch.int64)], dim=1)
+    numbers = torch.full(mask.shape, -1)
+    numbers[inside] = torch.unique(pairs, dim=0, return_inverse=True)[1]
+    return numbers
 
 
 def to_matrix(mask: Tensor, values: Any) -> Tensor:
@@ -111,7 +124,7 @@ def compute_of_tokens(given: Given, config: Any) -> Given:
     flat = {name: value[mask.bool()].numpy() for name, value in columns.items() if value.shape == mask.shape}
     rewards = flat.get("token_rewards", flat.get("token_scores"))
     turn_ids = columns.get("turn_ids") if config.algorithm.adv_estimator == "turn_gae" else mask.cumsum(1)
-    numbers = number_turns(mask, turn_ids).turn_of_token[mask.bool()].numpy()
+    numbers = number_turns(mask, turn_ids)[mask.bool()].numpy()
     batch = advantages.Batch(make_samples(mask, index and [index[row] for row in rows]), [], {}, len(rewards))
     for row, sample in enumerate(batch.samples):
         sample.turns = [np.flatnonzero(numbers == turn) for turn in np.unique(numbers[sample.tokens])]

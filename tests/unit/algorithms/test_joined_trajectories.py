@@ -24,17 +24,6 @@ def test_gradients_pass_in_both_directions_and_masked_values_do_not_matter():
     assert (values.grad == 6 * MASK).all()
 
 
-def test_single_rows_change_only_outside_the_mask():
-    values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
-    whole = JoinedTrajectories.from_mask(MASK, torch.tensor([3, 5, 8, 9]))
-    assert whole.mask is MASK
-    assert whole.join(values).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
-    whole.split(2 * whole.join(values)).sum().backward()
-    assert (values.grad == 2 * MASK).all()
-    other = JoinedTrajectories.from_mask(MASK, torch.tensor([5, 3, 8, 9]))  # in another order
-    assert other.split(other.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
-
-
 def test_no_action_token_at_all():
     whole = JoinedTrajectories.from_mask(torch.zeros(2, 3), torch.tensor([0, 0]))
     assert whole.mask.tolist() == [[0.0]]

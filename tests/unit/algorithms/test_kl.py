@@ -4,26 +4,10 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.adaptive_coefficients import next_kl_coef, next_policy_kl_coef
-from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, unbiased_kl
+from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.policy_losses.ppo import old_policy_penalty
 from alphaapollo.config.schema import KLControl, PolicyLossOptions
 from tests.unit.plain import kl_full
-
-
-def value_and_gradient(kind: str, d: float) -> tuple[float, float]:
-    logp = torch.tensor(d - 1.0, dtype=torch.float64, requires_grad=True)
-    kl = kl_penalty(logp, torch.tensor(-1.0, dtype=torch.float64), kind)
-    kl.backward()
-    return kl.item(), logp.grad.item()
-
-
-def test_names_with_the_same_formula():
-    """The golden vectors have the values and gradients of each formula."""
-    assert value_and_gradient("k3", 0.5) == pytest.approx((math.exp(-0.5) - 0.5, 1.0 - math.exp(-0.5)))
-    for one, other in (("k1", "kl"), ("k2", "mse"), ("k2+", "k2"), ("k3", "low_var_kl")):
-        assert value_and_gradient(one, -0.3) == pytest.approx(value_and_gradient(other, -0.3))
-    for kind in ESTIMATORS:
-        assert kl_penalty(torch.zeros(2), torch.zeros(2), kind).tolist() == [0.0, 0.0]
 
 
 def test_k3_overflow_is_guarded_in_float32():

@@ -5,8 +5,6 @@ import torch
 
 from alphaapollo.algorithms.statistics import (
     apply_mask,
-    masked_mean,
-    row_mean,
     standardize,
 )
 
@@ -23,13 +21,6 @@ def test_masked_drops_nan_in_value_and_gradient():
     apply_mask(values, MASK).sum().backward()
     assert apply_mask(values, MASK).tolist() == [[1.0, 2.0, 0.0, 4.0], [0.0] * 4]
     assert values.grad.tolist() == [[1.0, 1.0, 0.0, 1.0], [0.0] * 4]
-
-
-def test_means_ignore_masked_values():
-    values = matrix([1.0, 2.0, 100.0, 6.0], [100.0] * 4)
-    assert masked_mean(values, MASK) == 3.0
-    assert row_mean(values, MASK).tolist() == [3.0, 0.0]
-    assert masked_mean(matrix([5.0]), torch.tensor([[0]])) == 0.0
 
 
 def test_standardised_by_hand():

@@ -12,7 +12,6 @@ import pytest
 from alphaapollo.batching.batch import FinetuningStepResult
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.examples import LoadedExamples
-from alphaapollo.data.mixture import make_stream
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
@@ -160,10 +159,3 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
     with pytest.raises(ValueError, match=r"keep_best=val/loss .* of val/accuracy"):
         run(tmp_path, FinetuningProgress(), {}, "prompts", keep_best="val/loss", **keys)
-
-
-def test_source_weights_define_an_epoch() -> None:
-    def of(**data: Any) -> int:
-        return make_stream(SftConfig.model_validate({"data": data}).data, {0: 10, 1: 4}, 0).num_prompts
-
-    assert (of(), of(source_weights=[0.5, 2.0], train_files=["a", "b"])) == (14, 13)

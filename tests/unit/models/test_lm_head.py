@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,8 +13,6 @@ from alphaapollo.models.lm_head import (
     LmHead,
     LmHeadInput,
     LogitLimits,
-    TopTokens,
-    WeightedModel,
     compute_token_stats,
 )
 from tests.unit.plain import entropy, jsd, kl_full
@@ -108,55 +105,6 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
     torch.testing.assert_close(stats.agreement, common.detach())
 
 
-@every_divergence
-def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Divergence, limits: LogitLimits):
-    """Two models, of which one gives only its top tokens; the plain reference compares k + 1 outcomes."""
-    k = 3
-    hidden, weight, bias, targets, other_states, other_weight = inputs()
-    logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
-    shares = torch.tensor([[1.0, 0.0, 0.3, 0.0, 0.0, 0.5, 1.0][:NUM_TOKENS]], dtype=torch.float64)
-    shares = torch.cat([shares, 1 - shares])
-    top = other_logits.flip(0).softmax(-1).topk(k)
-    models = [
-        WeightedModel(LmHeadInput(other_states, LmHead(other_weight)), shares[0]),
-        WeightedModel(TopTokens(top.indices, top.values.log(), (1 - top.values.sum(-1)).log()), shares[1]),
-    ]
-
-    def bucketed(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Divergence between the outcomes `one of the top k of q` and `another token`."""
-        ids = q.topk(k).indices
-        one, other = (torch.cat([x.gather(1, ids), 1 - x.gather(1, ids).sum(1, keepdim=True)], 1) for x in (p, q))
-        mixture = 0.2 * other + 0.8 * one
-        kinds = {
-            "reverse": (one * (one / other).log()).sum(1),
-            "forward": (other * (other / one).log()).sum(1),
-            "jsd": (0.2 * other * (other / mixture).log() + 0.8 * one * (one / mixture).log()).sum(1),
-        }
-        return kinds[divergence.kind]
-
-    p, q = logits.softmax(-1), other_logits.softmax(-1)
-    own = shares[0] * bucketed(p, q.detach()) + shares[1] * bucketed(p, q.flip(0).detach())
-
-    target = DivergenceTarget(models, divergence, top_k=k)
-    policy = LmHeadInput(hidden, LmHead(weight, bias))
-    stats = compute_token_stats(policy, targets, 0.7, divergence_target=target, limits=limits)
-    assert stats.divergence is not None
-    assert_same(stats.divergence, own, (hidden, weight, bias))
-
-
-def test_top_tokens_of_the_full_vocabulary_equal_full_distributions():
-    hidden, weight, bias, targets, other_states, other_weight = inputs()
-    other, policy = LmHeadInput(other_states, LmHead(other_weight)), LmHeadInput(hidden, LmHead(weight, bias))
-    values = []
-    for top_k in (None, VOCABULARY):
-        target = DivergenceTarget(other, REVERSE, with_statistics=True, top_k=top_k)
-        stats = compute_token_stats(policy, targets, 0.7, divergence_target=target)
-        assert stats.divergence is not None
-        gradient = torch.autograd.grad(stats.divergence.sum(), (hidden, weight, bias))
-        values.append((stats.divergence.detach(), stats.forward_kl, stats.agreement, *gradient))
-    torch.testing.assert_close(values[0], values[1])
-
-
 def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch):
     sizes = []
     linear = head_module.linear
@@ -221,20 +169,3 @@ def test_the_fused_head_equals_the_separate_operations(
         results.append((stats.logprobs, stats.entropy, *torch.autograd.grad(loss, (hidden, weight, bias))))
     assert traced == ["compute_chunk_stats", "compute_logit_gradient"]
     torch.testing.assert_close(results[1], results[0])
-
-
-def test_the_policys_top_token_by_hand():
-    """p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4), k = 1: events (1/2, 1/2) and (1/4, 3/4). KL(p||q) = 1/2 ln 2 + 1/2 ln
-    2/3. With q's own top token, the events would be (1/4, 3/4) and (1/2, 1/2). The forward gradient p - q of the events
-    is (1/4, -1/4); the other two tokens have half of the second each."""
-    head = LmHead(torch.eye(3, dtype=torch.float64))
-    q = LmHeadInput(torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64).log(), head)
-    logits = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log().requires_grad_()
-    values = {}
-    for kind in ("reverse", "forward"):
-        target = DivergenceTarget(q, Divergence(kind), top_k=1, selects_policy_tokens=True)
-        stats = compute_token_stats(LmHeadInput(logits, head), torch.zeros(1, dtype=torch.int64), 1.0, False, target)
-        values[kind] = stats.divergence
-    assert values["reverse"].item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    (gradient,) = torch.autograd.grad(values["forward"].sum(), logits)
-    assert gradient[0].tolist() == pytest.approx([0.25, -0.125, -0.125])

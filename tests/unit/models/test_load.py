@@ -111,11 +111,7 @@ def test_shapes_only(model_folder):
     ("changes", "method"),
     [
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "fp8"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
     ],

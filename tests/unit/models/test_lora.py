@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,30 +54,6 @@ def test_only_models_on_a_cpu_compute_with_onednn(model_folder, monkeypatch: pyt
     finally:
         torch.distributed.destroy_process_group()
     assert all("forward" in vars(module) for module in plain)
-
-
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_an_adapter_is_merged_into_its_base_model(model_folder, tmp_path, dtype: str) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    base = str(model_folder("llama"))
-    trained, tokens = load(base, lora_alpha=8), torch.arange(2, 12)[None]
-    with torch.no_grad():
-        for name, parameter in trained.named_parameters():
-            if ".lora_B." in name:
-                parameter.normal_(std=0.2)
-    write_adapter(tmp_path / "adapter", trained, dict(gather_adapter(trained)), base)
-    card = (tmp_path / "adapter/README.md").read_text()
-    assert "library_name: peft" in card and Path(base).name in card
-    write_merged_model(tmp_path / "adapter", tmp_path / "merged", dtype)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert merged.dtype is (torch.float32 if dtype == "auto" else torch.bfloat16)
-    tolerance = 1e-5 if dtype == "auto" else 0.1
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            merged.float()(tokens).logits, trained(tokens).logits, atol=tolerance, rtol=tolerance
-        )
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "merged")) == len(AutoTokenizer.from_pretrained(base))
 
 
 def test_an_adapter_names_a_base_model_of_the_hub(model_folder, tmp_path) -> None:

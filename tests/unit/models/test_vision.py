@@ -12,7 +12,7 @@ import torch
 import torch.nn.attention.varlen
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.batching.shared_prompts import SharedPrompts, find_shared_prompts
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
 from alphaapollo.models import micro_batch, vision_attention
@@ -21,7 +21,7 @@ from alphaapollo.models.image_batch import compute_mrope_positions
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, ValueModel, check_policy
+from alphaapollo.models.policy import PolicyModel, check_policy
 from alphaapollo.types import Row
 from tests.vision.models import FAMILIES, VARIANTS
 from tests.vision.rows import (
@@ -113,32 +113,6 @@ def test_positions_equal_get_rope_index(vision_folder, family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layout_gives_the_same_logprobs_and_encodes_an_image_once(vision_folder, family: str):
-    """Prompts that share all or a part of their images, as turns with own prompts do (env.context=memory): alone,
-    padded, packed, and with a shared prompt."""
-    folder = vision_folder(family)
-    first, second, third = prepare_encoded_images(folder)
-    images = [(first,), (first, second), (first, third), (first, second), (first, second)]
-    rows = [
-        make_row(images_of_row, response=[70, 71, 72][: 1 + index % 3]) for index, images_of_row in enumerate(images)
-    ]
-    prefixes = find_shared_prompts(rows, [0] * len(rows))
-    assert 3 + len(first.token_ids) <= min(prefixes.lengths) and max(prefixes.lengths) == rows[1].response_start
-    padded, packed = load(folder), load(folder, "sdpa")
-    with torch.no_grad():
-        alone = torch.cat([padded(build([row]), 1.0).logprobs for row in rows])
-        for policy, attention in ((padded, "padded"), (packed, "sdpa")):
-            encode = policy.model.model.get_image_features
-            encoder = mock.create_autospec(encode, side_effect=encode)
-            with mock.patch.object(policy.model.model, "get_image_features", encoder):
-                for shared in (None, prefixes):
-                    micro = build(rows, attention, shared)
-                    torch.testing.assert_close(policy(micro, 1.0).logprobs, alone, rtol=0, atol=1e-5)
-            encoded = [len(call.kwargs["pixel_values"]) for call in encoder.call_args_list]
-            assert encoded == [sum(len(image.tensors["pixel_values"]) for image in (first, second, third))] * 2
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_placeholders_have_no_probability(vision_folder, family: str):
     folder = vision_folder(family)
     rows, policy = make_rows_with_images(folder), load(folder)
@@ -182,16 +156,6 @@ def test_adapters_are_only_in_the_language_model(vision_folder):
     assert "fc1" not in resolve_target_modules(plain, model)
     with pytest.raises(ValueError, match=r"'fc1' .*down_proj, "):
         resolve_target_modules(plain, Model(lora_rank=2, target_modules=["fc1"]))
-
-
-def test_critic_computes_values_of_rows_with_images(vision_folder):
-    folder = vision_folder("qwen3_vl")
-    rows, plain = make_rows_with_images(folder), load_plain(folder)
-    critic = ValueModel(load_trainable_lm(Model(path=str(folder)), "padded", None, 0), seed=1)
-    values = critic(build(rows))
-    arguments = [make_plain_arguments(plain, row) for row in rows]
-    states = [plain.model(**one)[0][0, row.response_start - 1 : -1] for one, row in zip(arguments, rows, strict=True)]
-    torch.testing.assert_close(values, critic.value_head(torch.cat(states))[:, 0], rtol=0, atol=1e-5)
 
 
 def test_text_models_refuse_images(vision_folder, model_folder):

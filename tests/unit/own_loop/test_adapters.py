@@ -89,11 +89,6 @@ def test_refused_names(tmp_path: Path, name: str) -> None:
     assert repr(name) in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["lr_0.0001", "a-b:c.1", "seed7", "_x"])
-def test_accepted_names(tmp_path: Path, name: str) -> None:
-    add(make_adapters(tmp_path), name)
-
-
 def test_ranks_and_scales(tmp_path: Path) -> None:
     adapters = make_adapters(tmp_path)
     for rank in (0, -1, 9):

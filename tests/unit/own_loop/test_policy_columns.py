@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
-from alphaapollo.own_loop.policy_columns import check_loss, compute_row_weights, make_columns
-from alphaapollo.own_loop.rows import RowReader, distribute, make_row
+from alphaapollo.own_loop.policy_columns import check_loss, compute_row_weights
+from alphaapollo.own_loop.rows import RowReader, make_row
 from alphaapollo.own_loop.setup import check_settings
 from alphaapollo.planning.memory_fit import replace_values
-from alphaapollo.types import LONGER_PROMPT, Row
-from tests.unit.tiny import plan_ranks
+from alphaapollo.types import Row
 
 ROLE = "actor_rollout_ref"
 ACTOR, CORRECTION = f"{ROLE}.actor", "algorithm.rollout_correction"
@@ -85,26 +83,3 @@ def test_the_denominator_is_the_weight_of_the_rows(
     rows, config = [make_row([5, 6]), make_row([5, 6, 7, 8])], configure({f"{ACTOR}.loss_agg_mode": mode})
     weights = compute_row_weights(rows, get_policy_loss(loss), config, denominator, None)
     np.testing.assert_allclose(weights, [per_token, per_row])
-
-
-def test_columns_are_those_of_the_driver() -> None:
-    """With tokens of the response only, token weights, and a self-teacher's weights for rows that have its prompt."""
-    settings = {"teacher.divergence": "reverse", "teacher.self_teacher.context": "feedback"}
-    longer = replace(SAMPLED, columns=SAMPLED.columns | {LONGER_PROMPT: [7, 7, 7]})
-    rows = RowReader(None, 10).read(
-        [longer, make_row([5, 6, 7], [0.0, 0.0, 0.5], advantages=[0.0, 1.0, 2.0], old_logprobs=-1.0)],
-        {"old_logprobs": [-4.0, -1.0]},
-    )
-    layout = distribute(rows, plan_ranks(1, 9))
-    (columns,) = make_columns(rows, layout, get_policy_loss("clip_cov"), configure(settings), None, None, 1)
-    order = layout.row_order[0].tolist()
-    for values, dtype, expected in (
-        (columns.advantages, np.float32, [[1.0, 1.0], [2.0]]),
-        (columns.old_logprobs, np.float32, [[-4.0, -4.0], [-1.0]]),
-        (columns.token_weights, np.float32, [[1.0, 1.0], [0.5]]),
-        (columns.selected_tokens, np.uint8, [[0, 0], [1]]),  # covariance within the bounds
-    ):
-        assert values is not None and values.dtype == dtype
-        np.testing.assert_array_equal(values, np.concatenate([expected[index] for index in order]))
-    assert columns.divergence_weights is not None
-    np.testing.assert_allclose(columns.divergence_weights[order], [0.5, 0.0])

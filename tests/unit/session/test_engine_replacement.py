@@ -199,15 +199,3 @@ def test_reasons_against_a_replacement(tmp_path: Path, change: Any, fact: str) -
         return engine.starts
 
     assert asyncio.run(run()) == 1 + (MAX_REPLACEMENTS if "times" in fact else "changed" in fact)
-
-
-def test_without_a_publisher_a_death_ends_the_command(tmp_path: Path) -> None:
-    async def run() -> None:
-        worker = make_worker(write_model(tmp_path), engine=DyingEngine([1]))
-        await worker.start()
-        engines = EngineGroup(LocalRanks(worker, "rollout"), 8)
-        with pytest.raises(EngineCoreDied):
-            [group async for group in engines.generate([GroupRequest(Prompt(0, "test", "text"), 1, Sampling(8), 0)])]
-        await worker.close()
-
-    asyncio.run(run())

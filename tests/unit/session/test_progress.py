@@ -17,19 +17,6 @@ def test_epochs_end_with_the_last_full_batch() -> None:
     assert TrainingGoal.from_settings(Trainer(total_training_steps=7, total_epochs=2), 10, 4) == TrainingGoal(7)
 
 
-def test_dynamic_sampling_ends_with_the_epochs() -> None:
-    """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
-    goal, progress = TrainingGoal.from_settings(Trainer(total_epochs=2), num_prompts=10, batch_size=4), Progress()
-    steps = []
-    while not goal.is_reached(progress):
-        step = progress.step + 1
-        progress.prompts_consumed += 8
-        steps.append((step, goal.is_reached(progress, step)))
-        progress.step = step
-    assert steps == [(1, False), (2, False), (3, True)]
-    assert goal.is_reached(Progress(step=3, prompts_consumed=24))  # as a resumed run finds it
-
-
 def test_given_iterations_override_epochs() -> None:
     goal = TrainingGoal.from_settings(Trainer(total_training_steps=3), num_prompts=10, batch_size=4)
     assert not goal.is_reached(Progress(step=2, prompts_consumed=800))

@@ -111,42 +111,6 @@ def test_every_iteration_logs_progress_and_memory(run: Any) -> None:
     assert undocumented(name for line in run.session.tracker.lines for name in line) == []
 
 
-def test_a_checkpoint_is_written_while_the_next_iteration_learns(run: Any, tmp_path: Path) -> None:
-    """The third iteration does not change the second's checkpoint, and the end waits for the last one."""
-    calls: list[str] = []
-
-    async def main() -> None:
-        allowed, learn = asyncio.Event(), run.learn
-
-        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
-            learned = await learn(run, step, groups, timer)
-            calls.append(f"learn {step}")
-            if step == 3:
-                assert not writer.checkpoints.list_completed()
-                allowed.set()
-            return learned
-
-        class Policy(Role):
-            async def save(self, folder: str) -> None:
-                calls.append("save")
-
-            async def wait_for_save(self) -> float:
-                await allowed.wait()
-                calls.append("written")
-                return 1.0
-
-        run.learn = learn_and_let
-        folder = CheckpointFolder(tmp_path, None)
-        run.session.checkpoint_writer = writer = BackgroundCheckpointWriter(folder, {"policy": Policy()}, calls.append)
-        async with writer.finish_on_exit():
-            await loop.train(run)
-        progress = [Progress.read(folder) for folder in writer.checkpoints.list_completed()]
-        assert [(one.step, one.prompts_consumed) for one in progress] == [(2, 16), (3, 24)]
-
-    asyncio.run(main())
-    assert calls == ["learn 1", "learn 2", "save", "learn 3", "written", "save", "written"]
-
-
 def test_the_best_checkpoint_by_a_validation_metric_is_kept(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

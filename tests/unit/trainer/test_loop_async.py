@@ -212,21 +212,6 @@ def test_the_last_epoch_leaves_no_started_prompt_unused() -> None:
     assert len(run.session.tracker.lines) <= 16
 
 
-@pytest.mark.parametrize(("mode", "calls"), [("carry", ["pause", "sleep"] * 2), ("separate", [])])
-def test_only_carry_mode_pauses_before_the_update(mode: str, calls: list[str]) -> None:
-    assert train(make_run(steps=2, mode=mode)).workers.engines.calls == calls
-
-
-def test_an_engine_that_dies_ends_the_run() -> None:
-    async def play(request: GroupRequest) -> TrajectoryGroup:
-        raise Killed
-
-    run = make_run()
-    run.workers.engines.generate_group = play
-    with pytest.raises(Killed):
-        train(run)
-
-
 @pytest.mark.parametrize("mode", ["carry", "separate"])
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_of_an_engine_that_dies_are_started_again(seed: int, mode: str) -> None:

@@ -84,13 +84,6 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
     assert update["ts"] - 1e5 <= product["ts"] <= update["ts"] + update["dur"] + 1e5
 
 
-def test_no_profile_without_steps(tmp_path: Path) -> None:
-    own = StepProfiler([], None, tmp_path, Console())  # type: ignore[arg-type]
-    for step in (1, 2, None):
-        asyncio.run(own.start_step(step, Timer()))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("name", ["profile_steps", "record_steps"])
 def test_steps_beyond_the_run_are_refused(name: str) -> None:
     check_steps_within_run(f"trainer.{name}", [1, 4], total_steps=4)

@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import RankBatch
-from alphaapollo.config.schema import Actor, RolloutCorrection
+from alphaapollo.config.schema import Actor
 from tests.matrices import join, split
 from tests.unit.tiny import run_ranks
 from tests.unit.workers.preferences import assign_reference, distribute, make_examples
@@ -41,7 +41,7 @@ class Result:
     shared: Arrays = field(default_factory=dict)  # the same on all ranks: weights as the engines get them, and a probe
 
 
-def compute(rank: int, num_ranks: int, address: str, cases: Sequence[Case], with_columns: bool = True) -> list[Result]:
+def compute(rank: int, num_ranks: int, address: str, cases: Sequence[Case]) -> list[Result]:
     """Compute cases. Those that differ only in the loss and in rows and micro-batches share one worker."""
     groups: list[tuple[Case, list[int]]] = []
     for index, case in enumerate(cases):
@@ -55,7 +55,7 @@ def compute(rank: int, num_ranks: int, address: str, cases: Sequence[Case], with
     for number, (_, members) in enumerate(groups):
         worker = start_worker(cases[members[0]], rank, num_ranks, address and f"{address}_{number}")
         for index in members:
-            results[index] = compute_case(worker, cases[index], rank, num_ranks, with_columns)
+            results[index] = compute_case(worker, cases[index], rank, num_ranks)
         worker.close()
     return [results[index] for index in range(len(cases))]
 
@@ -68,7 +68,7 @@ def select_worker_fields(case: Case) -> Case:
     rows: dict[str, Any] = {"max_tokens": 0, "mini_batch_size": 0, "order": None, "rough": False}
     if case.role != "preference":  # whose reference is computed before the first step
         rows["num_rows"] = 0
-    return replace(case, actor=fixed, correction={}, no_advantages=False, shares_prompts=False, **rows)
+    return replace(case, actor=fixed, no_advantages=False, shares_prompts=False, **rows)
 
 
 def start_worker(case: Case, rank: int, num_ranks: int, address: str) -> Any:
@@ -86,7 +86,7 @@ def start_worker(case: Case, rank: int, num_ranks: int, address: str) -> Any:
     return worker
 
 
-def compute_case(worker: Any, case: Case, rank: int, num_ranks: int, with_columns: bool) -> Result:
+def compute_case(worker: Any, case: Case, rank: int, num_ranks: int) -> Result:
     own, shares = case.share(rank, num_ranks)
     if case.role in ("preference", "reward"):
         examples = worker.examples if case.role == "preference" else make_examples(case)
@@ -98,16 +98,16 @@ def compute_case(worker: Any, case: Case, rank: int, num_ranks: int, with_column
     if case.role == "reward_model":
         return Result(columns={"scores": worker.compute_scores(batch)})
     worker.load_batch(batch)
-    columns = compute_columns(worker, case) if with_columns else {}
+    columns = compute_columns(worker, case)
     if case.role == "policy":
-        worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
+        worker.actor = Actor(**case.actor)
         worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)
         if case.lora_rank:
             worker.send_weights(1)
     recorded = record_gradients(worker)
     metrics = worker.update(make_columns(case, layout, own, old=not case.records_old))
     shared = {name: tensor.numpy() for name, tensor in worker.sender.sent.items()} if case.lora_rank else {}
-    if case.role == "policy" and with_columns:
+    if case.role == "policy":
         columns["old"] = worker.get_old_log_probs()
         shared["probe"] = np.array(worker.compute_probe_log_probs([5, 9, 3, 3, 40]))
     return Result(recorded[0], metrics, columns, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.workers.training import Case
+from tests.vision.models import FAMILIES
 
 RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "k3+"}
 FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
@@ -26,7 +27,5 @@ ROLES = {
     "KTO": Case("qwen3", role="preference", settings={"preference": {"loss": "kto"}}),
     "reward model training": Case("qwen3", role="reward", settings={"bradley_terry": {"centring_coef": 0.1}}),
     "reward model": Case("qwen3", role="reward_model"),
-    "Qwen3-VL": Case("qwen3_vl", RICH, **IMAGES),
-    "Qwen2.5-VL": Case("qwen2_5_vl", RICH, **IMAGES),
-    "InternVL": Case("internvl", RICH, **IMAGES),
+    **{family: Case(family, RICH, **IMAGES) for family in FAMILIES},
 }

@@ -201,22 +201,6 @@ def read_peft(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return load_file(folder / "adapter_model.safetensors"), config
 
 
-def test_a_written_adapter_is_the_models_in_peft(start_on: Any, locate: Any, tmp_path: Path) -> None:
-    from peft import PeftModel
-
-    worker = start_on(sender=SharedAdapterSender(tmp_path / "shared", torch.float32))
-    make_pair(worker)
-    worker.adapters.switch("b")
-    train(worker, [0, 1])
-    worker.write_adapter(str(tmp_path / "b"))
-    model = PeftModel.from_pretrained(training.load_plain(locate(CASE).folder), str(tmp_path / "b")).eval()
-    tokens = [5, 9, 3, 3, 40, 7]
-    expected = training.plain_logprobs(model, torch.tensor(tokens), 1.0).tolist()
-    assert worker.compute_probe_log_probs(tokens) == pytest.approx(expected, abs=1e-4)
-    worker.adapters.switch(OWN)
-    assert worker.compute_probe_log_probs(tokens) != pytest.approx(expected, abs=1e-2)
-
-
 def train_on_ranks(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> tuple[Arrays, ...]:
     sender = SharedAdapterSender(Path(folder, "shared"), torch.float32, is_writer=rank == 0)
     worker = make_worker(case, rank, num_ranks, address, sender=sender)

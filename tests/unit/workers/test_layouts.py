@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.algorithms.policy_losses import policy_loss_names
-from tests.unit.workers.layouts import Result, check_layouts, check_results, compute, run_on_ranks
+from tests.unit.workers.layouts import check_layouts
 from tests.unit.workers.roles import FULL, RICH, ROLES
-from tests.unit.workers.training import Case, make_batch
+from tests.unit.workers.training import Case
+from tests.vision.models import FAMILIES
 
 SMALL, PACKED, SHARED = {"max_tokens": 40}, {"attention": "sdpa", "max_tokens": 60}, {"sequence_parallel": 2}
 LAYOUTS: dict[int, list[dict[str, Any]]] = {  # by the number of ranks, of which the second may have no row
     1: [{**SMALL, "checkpointing": True, "order": 1}, PACKED],
     2: [SMALL, {"num_rows": 1}, {**SMALL, **SHARED}, {**PACKED, **SHARED}],
 }
-VISION = {"Qwen3-VL", "Qwen2.5-VL", "InternVL"}
+VISION = {*FAMILIES}
 PREFERENCES = {"DPO", "KTO", "reward model training"}
 
 
@@ -73,48 +73,3 @@ OTHERS: dict[str, tuple[int, Case]] = {
 def test_other_models_losses_and_groups_of_ranks(locate, name: str):
     num_ranks, case = OTHERS[name]
     check_layouts(locate(case), {num_ranks: [{}]})
-
-
-LOSSES = {name: Case("qwen3", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
-    "corrected by token": Case("qwen3", correction={"method": "tis", "level": "token"}),
-    "corrected by row": Case(
-        "qwen3", {"policy_loss": {"loss_mode": "sequence_ppo"}}, correction={"method": "mask", "level": "geometric"}
-    ),
-    "deepseek_v32": Case(
-        "qwen3",
-        {"use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "unbiased"},
-        correction={"off_policy_mask_threshold": 0.1},
-    ),
-}
-LAYOUTS_OF_LOSSES: dict[str, dict[str, Any]] = {
-    "whole": {},
-    "one row each": {"max_tokens": 1},
-    "a few rows each, shuffled": {"max_tokens": 40, "order": 1},
-    "all, shuffled": {"order": 2},
-    "packed": {"attention": "sdpa"},
-    "packed, a few rows each, shuffled": {"attention": "sdpa", "max_tokens": 40, "order": 3},
-}
-TWO_RANKS = {"max_tokens": 1, "order": 4}
-
-
-@pytest.fixture(scope="module")
-def results_of_losses(locate) -> dict[str, list[tuple[Case, list[Result]]]]:
-    """Each loss with rows of one token and of no weight: cases with the results of their ranks, the plain one first."""
-    found: dict[str, list[tuple[Case, list[Result]]]] = {name: [] for name in LOSSES}
-    for num_ranks, layouts in ((1, LAYOUTS_OF_LOSSES.values()), (2, [TWO_RANKS])):
-        named = [(name, layout) for layout in layouts for name in LOSSES]
-        cases = [locate(replace(LOSSES[name], num_rows=7, rough=True, **layout)) for name, layout in named]
-        results = run_on_ranks(compute, num_ranks, cases, False)
-        for (name, _), case, *ranks in zip(named, cases, *results, strict=True):
-            found[name].append((case, ranks))
-    return found
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_with_rows_of_one_token_and_of_no_weight(results_of_losses, loss: str):
-    (_, (expected,)), *others = results_of_losses[loss]
-    assert max(np.abs(gradient).max() for gradient in expected.gradients.values()) > 1e-4
-    for case, ranks in others:
-        check_results(ranks, expected, case)
-    steps = [step for rank in make_batch(case, 2).rank_batches for step in rank.mini_batches]
-    assert any([] in step.micro_batches for step in steps), "one of two ranks should have an empty micro-batch"

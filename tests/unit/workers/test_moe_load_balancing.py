@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from tests.unit.tiny import build_model
 from tests.unit.workers import training
 from tests.unit.workers.layouts import compute
@@ -45,39 +44,6 @@ def test_loss_is_that_of_the_complete_mini_batch(model_folder, attention: str):
     wanted = 0.5 * model.model.layers[0].mlp.gate.weight.grad.numpy()
     np.testing.assert_allclose(found.gradients[name] - without.gradients[name], wanted, rtol=1e-3, atol=1e-5)
     assert np.abs(wanted).max() > 1e-3
-
-
-def test_a_micro_batch_is_weighted_by_its_tokens(model_folder):
-    """Each micro-batch has its own f_e; the loss is their mean, weighted by tokens."""
-    case = case_of(model_folder("qwen3_moe"), max_tokens=40)
-    metrics = compute(0, 1, "", [case])[0].metrics
-    (mini_batch,) = training.make_batch(case).rank_batches[0].mini_batches
-    assert len(mini_batch.micro_batches) > 2
-    rows = training.make_batch(case).rank_batches[0].rows
-    total, tokens = 0.0, float(rows.lengths.sum())
-    for positions in mini_batch.micro_batches:
-        one = replace(case, num_rows=len(positions), order=None, max_tokens=10_000)
-        total += own_loss(one, rows.select(positions)) * float(rows.lengths[positions].sum()) / tokens
-    assert metrics["actor/router_aux_loss"] == pytest.approx(total, rel=1e-5)
-
-
-def own_loss(case: Case, rows: Any) -> float:
-    """Loss of one micro-batch with the experts of its rows."""
-    from alphaapollo.models.moe_routing import RouterHooks, load_balancing_loss
-
-    model = build_model("qwen3_moe")
-    training.scale_weights(model, 1.1)  # as compute() does
-    routers = RouterHooks.wrap_routers(model)
-    assert routers is not None
-    routers.needs_probabilities = True
-    counts, shares = torch.zeros(4), torch.zeros(4)
-    for start, end in zip(rows.token_offsets[:-1], rows.token_offsets[1:], strict=True):
-        experts = torch.from_numpy(rows.columns[ROUTED_EXPERTS][start:end])
-        routing = routers.start_recording(torch.ones(end - start, dtype=torch.bool), {ROUTED_EXPERTS: experts})
-        model(torch.from_numpy(rows.token_ids[start:end])[None])
-        assert routing.probabilities is not None
-        counts, shares = counts + routing.counts.sum(0), shares + routing.probabilities.detach()
-    return float(load_balancing_loss(counts, shares, counts.sum() / 2))
 
 
 def test_the_policy_uses_the_engines_experts_and_the_reference_its_own(start, model_folder):

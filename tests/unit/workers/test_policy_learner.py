@@ -192,16 +192,6 @@ def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_fo
         assert "3 is not in list" in broken and "broken_loss" in broken
 
 
-def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
-    plan = plan_ranks(1, 99)
-    with closing(training.make_worker(Case(str(model_folder("qwen3"))))) as worker:
-        rows = READER.read([make_row([5, 6, 7], advantages=1.0)])
-        layout = distribute(rows, plan)
-        (columns,) = make_columns(rows, layout, get_policy_loss("reinforce"), Config(), 1.0, None, 0)
-        metrics, values = worker.accumulate(layout.rank_batches[0], columns, "reinforce", 1.0)
-        assert metrics["loss"] == pytest.approx(-values.sum()) and metrics["old_policy_kl"] == 0.0
-
-
 def test_the_load_balancing_loss_has_the_calls_share_of_the_denominator(model_folder: Any) -> None:
     """With one row per micro-batch, one call equals one call per row, whatever the lengths of their prompts."""
     plan = plan_ranks(1, 1)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from alphaapollo.config.schema import RolloutCorrection
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
@@ -120,27 +119,6 @@ def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start,
     np.testing.assert_array_equal(after, worker.compute_log_probs())
 
 
-def test_correction_weights_only_the_policy_term(start):
-    """Engine log-probs are much larger than the trainer's, so every rho is e^-5, below the bound."""
-    metrics = {}
-    for name, settings in {
-        "none": {},
-        "tis": {"method": "tis", "high": 2.0},
-        "mask": {"method": "mask", "low": 0.5, "high": 5.0},
-    }.items():
-        worker, columns = start(arguments={"correction": RolloutCorrection(**settings)})
-        training.record_gradients(worker)
-        rows = worker.batch.rows
-        engine = replace(rows, rollout_logprobs=np.full_like(rows.rollout_logprobs, 5.0))
-        worker.load_batch(replace(worker.batch, rows=engine))
-        metrics[name] = worker.update(replace(columns, old_logprobs=np.zeros_like(rows.rollout_logprobs)))
-    assert metrics["tis"]["actor/pg_loss"] == pytest.approx(metrics["none"]["actor/pg_loss"] * np.exp(-5), rel=1e-5)
-    assert metrics["tis"]["actor/correction_weight"] == pytest.approx(np.exp(-5))
-    assert metrics["mask"]["actor/pg_loss"] == 0.0
-    assert metrics["mask"]["actor/correction_dropped"] == 1.0
-    assert metrics["mask"]["actor/entropy"] == metrics["none"]["actor/entropy"]
-
-
 def train_and_save(rank: int, num_ranks: int, address: str, case: Case, load: str, save: str) -> dict[str, np.ndarray]:
     worker = training.make_worker(case, rank, num_ranks, address)
     batch = training.make_batch(case, num_ranks)
@@ -202,12 +180,6 @@ def test_errors_name_an_invalid_checkpoint(start, tmp_path: Path):
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{tmp_path}/saved cannot be read"):
         worker.load(str(tmp_path / "saved"))
-
-
-def test_memory_of_the_process(start):
-    worker, _ = start()
-    metrics = worker.get_memory_metrics()
-    assert 0.05 < metrics["rss_gib"] <= metrics["rss_peak_gib"] * 1.1 < 50
 
 
 def test_the_entropy_is_computed_only_if_it_is_used(start):

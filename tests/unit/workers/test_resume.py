@@ -16,6 +16,7 @@ from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from tests.unit.workers.training import Case, assert_close, make_batch, make_columns, make_worker, parameters
+from tests.vision.models import FAMILIES
 
 FAST = {"optim": {"lr": 1e-2, "lr_warmup_steps": 2}}
 SELF_TEACHER = {"divergence": "jsd", "coef": 0.7, "self_teacher": {"context": "feedback", "ema_rate": 0.25}}
@@ -33,9 +34,7 @@ CASES = {
     "critic": Case("qwen3", role="critic", settings=FAST),
     "critic with adapters": Case("llama", role="critic", lora_rank=4, settings=FAST),
     "SFT": Case("qwen3", role="sft", settings=FAST),
-    "Qwen3-VL": Case("qwen3_vl", FAST, freeze_vision=False, **IMAGES),
-    "Qwen2.5-VL": Case("qwen2_5_vl", FAST, freeze_vision=False, **IMAGES),
-    "InternVL": Case("internvl", FAST, freeze_vision=False, **IMAGES),
+    **{family: Case(family, FAST, freeze_vision=False, **IMAGES) for family in FAMILIES},
     "frozen tower": Case("internvl", FAST, **IMAGES),
 }
 

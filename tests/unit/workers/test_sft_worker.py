@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,14 +52,3 @@ def test_three_steps_equal_a_plain_loop(start, model_folder, name: str):
     loss = compute_metrics(worker.evaluate(make_batch(held_out).rank_batches[0]))["loss"]
     with torch.no_grad():
         assert loss == pytest.approx(plain_loss(plain, make_rows(held_out)).item(), rel=1e-3)
-
-
-def test_a_resumed_worker_uses_its_own_optimizer_settings(start, tmp_path: Path):
-    worker, _ = start(SFT)
-    worker.step(worker.batch)
-    worker.save(str(tmp_path))
-    changed, _ = start(SFT, settings={"optim": OPTIM | {"weight_decay": 0.3, "betas": (0.8, 0.95)}})
-    changed.load(str(tmp_path))
-    groups = changed.state.optimizers[0].param_groups
-    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
-    assert {tuple(group["betas"]) for group in groups} == {(0.8, 0.95)}

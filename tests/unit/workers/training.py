@@ -83,7 +83,6 @@ class Case:
     min_unit: int = 0  # parameters of a layer that FSDP gathers on its own
     rough: bool = False  # rows 0 and 2 have a response of one token, and rows 1 and 2 no weight in the loss
     order: int | None = None  # seed of a shuffle of the rows
-    correction: dict[str, Any] = field(default_factory=dict)
     sequence_parallel: int = 1
     shares_prompts: bool = False
     records_old: bool = False  # the update gets no old log-probs, and records its own

@@ -27,40 +27,6 @@ def estimate(name: str, scores: list[float], config: Algorithm | None = None, **
     return [value.item() for value in values]
 
 
-def two_turns(memory: bool) -> AdvantageInputs:
-    """One group: a trajectory with two turns (2 tokens and 1) and reward 1, and one with one token and reward 0."""
-    if memory:
-        rewards, mask, values = [[0, 0], [1, 0], [0, 0]], [[1, 1], [1, 0], [1, 0]], [[0.1, 0.2], [0.4, 9], [0.3, 9]]
-        owners = [0, 0, 1]
-    else:  # two tokens of the environment between the turns
-        rewards, mask = [[0, 0, 0, 0, 1], [0] * 5], [[1, 1, 0, 0, 1], [1, 0, 0, 0, 0]]
-        values, owners = [[0.1, 0.2, 9, 9, 0.4], [0.3, 9, 9, 9, 9]], [0, 1]
-    own = torch.tensor(owners)
-    return make_advantage_inputs(
-        torch.tensor([1.0, 0.0])[own],
-        torch.zeros_like(own),
-        torch.tensor(mask, dtype=torch.float64),
-        token_rewards=torch.tensor(rewards, dtype=torch.float64),
-        trajectory_ids=own,
-        values=torch.tensor(values, dtype=torch.float64),
-        greedy_rewards=torch.full((len(owners),), 0.5, dtype=torch.float64),
-        baseline=0.25,
-    )
-
-
-@pytest.mark.parametrize("name", ["gae", "reinforce", "remax", "reinforce_plus_plus"])
-def test_credit_runs_across_the_turns_of_a_trajectory(name: str):
-    """In rows of memory context as in one row, where observations are skipped."""
-    found = []
-    for memory in (False, True):
-        inputs = two_turns(memory)
-        result = get_estimator(name)(inputs, Algorithm(gamma=0.5, lam=0.5, baseline_decay=0.9))
-        found.append([matrix[inputs.mask.bool()].tolist() for matrix in (result.advantages, result.returns)])
-        assert not result.advantages[inputs.mask == 0].any() and not result.returns[inputs.mask == 0].any()
-    assert found[0][0] == pytest.approx(found[1][0]) and found[0][1] == pytest.approx(found[1][1])
-    assert name == "gae" or found[0][1] == [0.25, 0.5, 1.0, 0.0]
-
-
 def components(**values: list[float]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(own, dtype=torch.float64) for name, own in values.items()}
 
@@ -126,19 +92,6 @@ def test_fully_masked_rows_give_nothing_and_no_nan(name: str):
         inputs = make_complete_inputs([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], mask)
         advantages = get_estimator(name)(inputs, Algorithm(passk_k=2)).advantages
         assert advantages.isfinite().all() and not advantages[empty].any()
-
-
-def test_what_estimators_need():
-    needs = {name: get_estimator(name).needs for name in estimator_names()}
-    assert {name: one for name, one in needs.items() if one} == {
-        "gae": ("values",),
-        "remax": ("greedy_rewards",),
-        "gdpo": ("components",),
-        "gigpo": ("turns",),
-        "turn_gae": ("values", "turns"),
-        "turn_group": ("turns",),
-        "magistral": ("mini_batches",),
-    }
 
 
 def test_the_moving_baseline_starts_with_the_first_mean():

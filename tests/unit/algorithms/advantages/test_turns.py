@@ -1,7 +1,4 @@
-"""Turn-level GAE, group baselines per turn, and GiGPO.
-
-The two-turn bandit: in turn 1, action 0 ends the episode. Its expected gradients are computed by enumeration.
-"""
+"""Turn-level GAE, group baselines per turn, and GiGPO."""
 
 import itertools
 from dataclasses import replace
@@ -11,14 +8,10 @@ import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, get_estimator
 from alphaapollo.config.schema import Algorithm
-from tests.golden.turn_functions import list_episodes, turn_bandit
+from tests.golden.functions import turn_bandit
 from tests.unit.algorithms.batches import per_turn
 
 APPEND, MEMORY = "append", "memory"
-LOGITS = torch.tensor([[0.2, -0.4, 0.1], [0.5, -0.3, 0.0]], dtype=torch.float64)
-REWARDS = torch.tensor([[0.3, 0.1, 0.0], [1.0, 0.2, 0.6]], dtype=torch.float64)
-STOP = torch.tensor([[1, 0, 0], [1, 1, 1]])
-EXACT = [[-0.107422, 0.054479, 0.052943], [0.084394, -0.065667, -0.018727]]
 
 
 def batch_of(
@@ -77,26 +70,6 @@ def test_a_turn_that_no_other_trajectory_reaches_keeps_its_return():
 def test_a_group_of_one_and_a_group_of_equal_rewards_have_no_advantage(baseline: str):
     batch = batch_of([[0.5, 2.0], [0.1, 0.7], [0.1, 0.7], [0.1, 0.7]], APPEND, groups=[0, 1, 1, 1])
     assert not get_estimator("turn_group")(batch, Algorithm(turn_baseline=baseline)).advantages.any()
-
-
-@pytest.mark.parametrize("context", [APPEND, MEMORY])
-@pytest.mark.parametrize("baseline", ["return_all", "return_alive"])
-def test_expected_gradient_of_the_bandit_is_exact(context: str, baseline: str):
-    """Each of the 343 groups of three of the seven episodes, weighted by its probability."""
-    episodes = list(list_episodes(LOGITS, REWARDS, STOP))
-    chosen = [one for group in itertools.product(episodes, repeat=3) for one in group]
-    groups = [number // 3 for number in range(len(chosen))]
-    batch = batch_of([one.rewards[one.is_turn.bool()].tolist() for one in chosen], context, groups=groups)
-    result = get_estimator("turn_group")(batch, Algorithm(turn_baseline=baseline))
-    advantages = iter(per_turn(batch, result.advantages))
-    gradient = torch.zeros(2, 3, dtype=torch.float64)
-    for start in range(0, len(chosen), 3):
-        group = chosen[start : start + 3]
-        weight = group[0].probability * group[1].probability * group[2].probability / 3
-        for one in group:
-            for turn in range(int(one.is_turn.sum())):
-                gradient[turn] += weight * next(advantages) * one.scores[turn]
-    assert torch.allclose(gradient, torch.tensor(EXACT, dtype=torch.float64), atol=1e-6)
 
 
 def test_rewards_before_and_between_turns_belong_to_a_turn():

@@ -113,11 +113,6 @@ def test_no_nan_where_everything_is_masked_or_extreme(name: str):
     assert all(map(math.isfinite, [*loss, *gradient, *metrics.values()]))
 
 
-def test_levels():
-    sequence = {"gspo", "gmpo", "sequence_ppo"}
-    assert {name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"} == sequence
-
-
 @pytest.mark.parametrize(
     ("pi", "mu", "expected"),
     [

@@ -223,10 +223,6 @@ def test_custom_estimator_and_loss_are_not_checked_for_keys():
     assert check_setting_combinations(config(values), own, loss) == []
 
 
-def test_losses_that_use_the_engine_as_anchor():
-    assert [name for name in policy_loss_names() if get_policy_loss(name).anchor == "rollout"] == ANCHORED
-
-
 def test_all_problems_are_reported_at_once():
     with pytest.raises(ValueError) as caught:
         notices("gdpo", "ppo", {"trainer.critic_warmup": 3, "env.rollout.n": 1, "algorithm.use_kl_in_reward": True})

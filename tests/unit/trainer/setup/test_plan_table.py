@@ -46,12 +46,6 @@ def test_plan_of_the_defaults(table: Any):
     assert rows["model"].endswith(", float32, engines bfloat16")
 
 
-def test_threads_are_shown(table: Any):
-    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8", "actor_rollout_ref.rollout.cpu_threads=3")
-    assert rows["actor and reference"].startswith("1 x process of 8 thread(s)")
-    assert rows["rollout engines"] == "1 x cpu of 3 thread(s)"
-
-
 def test_a_recipe_and_its_schedules(table: Any):
     optim = "actor_rollout_ref.actor.optim"
     rows = table(
@@ -67,27 +61,3 @@ def test_a_recipe_and_its_schedules(table: Any):
     assert rows["learning rate"] == "3e-06, cosine; critic 1e-05, constant"
     assert "optim.lr_warmup_steps_ratio=0.1" in rows["actor_rollout_ref.actor"]
     assert rows["validation"] == "before training" and rows["checkpoints"].startswith("every 7 iterations, ")
-
-
-def test_changed_keys_are_shown(table: Any):
-    maths = ["algorithm=grpo", "env.env_name=informal_math", "env.max_steps=4", "env.tools=[local_rag]"]
-    rows = table(*maths, "custom_reward_function.path=reward.py", "reward.components={format: 0.1, task: 2}")
-    assert rows["env"].startswith("informal_math, ") and rows["env"].endswith(
-        ", max_steps=4, rollout.n=64, tools=[local_rag]"
-    )
-    assert rows["reward"] == "reward.py, components={format:0.1,task:2.0}"
-
-
-def test_sequence_parallel_ranks_share_their_data(table: Any):
-    rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
-    assert rows["data-parallel degree"] == "2"
-    assert "FSDP2, sequence parallel 2" in rows["actor and reference"]
-
-
-def test_parts_of_a_recipe_are_shown(table: Any):
-    rows = table("algorithm=dapo")
-    assert (
-        rows["algorithm"].startswith("grpo, loss ppo, token-mean, ")
-        and "filter_groups.enable=true" in rows["algorithm"]
-    )
-    assert "clip_ratio_high=0.28" in rows["actor_rollout_ref.actor"]

@@ -149,20 +149,6 @@ def take(sampler: PromptSampler, progress: Progress, count: int) -> list[int]:
     return sampler.choose_prompts(progress, positions)
 
 
-def test_files_have_weights() -> None:
-    """Two passes over 4 prompts and a quarter of 8: 10 prompts an epoch, the same after a resume."""
-    tasks = [replace(prompt, file=index // 4 and 1) for index, prompt in enumerate(prompts(*"aaaabbbbbbbb"))]
-    files = {"train_files": ["a.jsonl", "b.jsonl"], "source_weights": [2.0, 0.25], "train_batch_size": 2}
-    sampler = PromptSampler(tasks, Data.model_validate(files))
-    assert sampler.epoch_size == 10
-    drawn = Counter(take(sampler, Progress(), 40))  # four epochs
-    assert [drawn[index] for index in range(12)] == [8] * 4 + [1] * 8
-    resumed = PromptSampler(tasks, Data.model_validate(files))
-    assert take(resumed, Progress(prompts_consumed=13), 9) == take(sampler, Progress(), 22)[13:]
-    with pytest.raises(ValueError, match=r"a weight for b, but the limits .* exclude all"):
-        PromptSampler(tasks[:4], Data.model_validate(files))
-
-
 def test_files_have_weights_in_a_curriculum() -> None:
     tasks = [replace(prompt, file=index % 2) for index, prompt in enumerate(prompts(*"aaaabb"))]
     tasks.sort(key=lambda prompt: prompt.file)

@@ -22,7 +22,6 @@ from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer, add_reward_model_score
 from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
-    can_share_tokens,
     make_reward_model_tokenizer,
     uses_reward_function,
 )
@@ -30,10 +29,8 @@ from alphaapollo.types import Outcome, Prompt, Score, StopReason, Trajectory, Tr
 from examples.quickstart.make_task import make_tokenizer
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.tiny import save_model, save_scorer
-from tests.unit.trainer.samples import build, credit_of
 
 CHAT = [{"role": "user", "content": "2+2="}]
-OTHER_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -154,19 +151,6 @@ def test_model_score_is_added_to_the_reward() -> None:
     assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
 
 
-def test_gdpo_normalizes_it_separately(renderer: Renderer) -> None:
-    """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model only."""
-    groups = [make_group(*(trajectory([t - 1, 1], score=r) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
-    add_to(groups, reader(renderer), weight=0.0)
-    algorithm = {"adv_estimator": "gdpo", "gdpo_rewards": ["task", "reward_model"]}
-    batch = build(groups, **algorithm)
-    columns = credit_of(batch, "gdpo", **algorithm).columns
-    assert columns[0].advantages is not None
-    by_row = dict(zip(batch.layout.row_order[0].tolist(), columns[0].advantages.tolist(), strict=True))
-    # task (1, 1, 0) -> (.577, .577, -1.155); model -> (-1, 1, 0); sums (-.423, 1.577, -1.155), deviation 1.414
-    assert [by_row[row] for row in range(3)] == pytest.approx([-0.2989, 1.1154, -0.8165], abs=1e-3)
-
-
 def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
     """A complete response is followed by what the template writes after it, here a line break."""
     whole = renderer.tokenizer.apply_chat_template([*CHAT, {"role": "assistant", "content": "4"}], tokenize=False)
@@ -175,20 +159,6 @@ def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
     assert whole.endswith("\n") and ids[-1:] == line_break
     assert reader(renderer).encode_trajectory(trajectory(ids[:-1])) == ids
     assert reader(renderer).encode_trajectory(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
-
-
-def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) -> None:
-    own = Renderer(load_tokenizer(str(folder)))
-    own.tokenizer.chat_template = OTHER_TEMPLATE
-    assert can_share_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not can_share_tokens(renderer, own)
-    larger = Renderer(load_tokenizer(str(folder)))
-    larger.tokenizer.add_tokens(["[PAD]"])
-    assert can_share_tokens(renderer, larger) and not can_share_tokens(larger, renderer)
-    own_reader = reader(own, shares_tokens=False)
-    assert own.decode(own_reader.encode_trajectory(trajectory([5, 6]))) == "[user]2+2=[assistant]4"
-    continued = trajectory([5, 6])
-    continued.first_observation = "2+2="
-    assert own.decode(own_reader.encode_trajectory(continued)) == "2+2=4"
 
 
 @pytest.mark.parametrize("prompt", [CHAT, "2+2="], ids=["chat", "text"])

@@ -210,9 +210,6 @@ def test_filtration_weights_within_each_group() -> None:
     assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
-SPREAD = [0.0, 0.5, 1.0, 0.0]
-
-
 def test_only_the_selected_samples_are_in_the_batch() -> None:
     """The baseline is the mean of the selected samples, or of all."""
     groups = [group(*(trajectory(i, reward, 1 + i) for i, reward in enumerate([0.0, 0.5, 1.0, 0.0])))]
