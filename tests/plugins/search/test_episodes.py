@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Env
-from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.environments.informal_math import make_tag_instruction
 from alphaapollo.plugins.search.index import build_index
 from tests.unit.environments.test_informal_math import play, python, response
@@ -33,11 +32,6 @@ def test_example_call_is_valid(index: str) -> None:
     assert call in make_tag_instruction(tools)
     _, (result,) = play(call.replace("...", "yellow"), tools=tools)
     assert response(result)["status"] == "ok"
-
-
-def test_an_index_must_be_set() -> None:
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.local_rag\.index"):
-        make_toolbox(Env(env_name="informal_math", informal_math={"enable_local_rag": True}))
 
 
 def test_deleted_index_is_an_environment_failure(index: str, tmp_path: Path) -> None:

@@ -147,12 +147,3 @@ def test_lines_of_a_jsonl_file_are_passages(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text('{"contents": "Apples"}\n{"text": "Bananas"}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not a passage\. Write"):
         search.build_index(folder, tmp_path / "index")
-
-
-def test_split_passages() -> None:
-    assert list(search.split_passages("a", "")) == list(search.split_passages("a", "\n \n")) == []
-    assert list(search.split_passages("a", "\n\none\ntwo\n")) == [search.Passage("a", 3, "one\ntwo")]
-    block = "x" * 99 + "\n"
-    parts = list(search.split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
-    assert [part.line for part in parts] == [1, 12, 23, 38, 53]
-    assert all(len(part.text) <= search.PASSAGE_CHARACTERS for part in parts)

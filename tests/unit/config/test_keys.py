@@ -63,11 +63,6 @@ def test_explain_command(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
 
 
-def test_nearest_prefers_keys_that_end_alike():
-    found = find_similar_keys("optim.lr", list_keys(Config))
-    assert found[:2] == ["critic.optim.lr", "actor_rollout_ref.actor.optim.lr"]
-
-
 @pytest.mark.parametrize(
     ("name", "near"),
     [

@@ -157,13 +157,6 @@ def test_a_section_opens_tools(site: Path) -> None:
     assert asyncio.run(read()) == "Turn."
 
 
-def test_a_reward_function_may_need_ground_truths(site: Path) -> None:
-    check_prompts_are_gradable([prompt := Prompt(0, "short_path", "?")])
-    plugins.load_plugin("rewards", "short_path").needs_ground_truth = True
-    with pytest.raises(ValueError, match="1 of 1 prompts have no ground truth"):
-        check_prompts_are_gradable([prompt])
-
-
 def test_rows_of_an_engine_are_checked(site: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         notices(load(f"{ROLLOUT}.top_p=0.5"))
@@ -193,15 +186,6 @@ def _error_of_a_command(name: str) -> str:
         patch.setattr("builtins.print", lambda text, **options: lines.append(text))
         assert cli.main([name, "--help"]) == cli.REFUSED
     return lines[0]
-
-
-def test_a_tool_has_settings(site: Path) -> None:
-    (measure,) = make_tools(["measure"], {"measure": {"unit": "steps"}})
-    assert asyncio.run(measure.call({"path": ">> >"}, Session())).text == "3 steps"
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.measure\.units=x.* unit"):
-        make_tools(["measure"], {"measure": {"units": "x"}})
-    with pytest.raises(ValueError, match="Did you mean 'measure'"):
-        make_tools(["mesure"], {})
 
 
 def test_an_export_format(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from alphaapollo.data.chats import read_chat
-from alphaapollo.data.rendering import Renderer, check_chat_is_shown
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.turns import split_chat
 from tests.families import FAMILIES, Family
 from tests.family_folders import make_family_tokenizer
@@ -166,21 +166,6 @@ def test_thoughts_contradict_a_prompt_that_closes_them():
             split_chat(read_chat([USER, THOUGHT], "'messages'"), renderer)
         ((_, answer),) = split_chat(read_chat([USER, FOUR], "'messages'"), renderer)
     assert answer.text == "4<|im_end|>"
-
-
-def test_messages_of_an_environment_that_are_not_shown_fail():
-    observation = [{"role": "tool", "content": "3"}]
-    with pytest.raises(ValueError, match="'tool'"):
-        Renderer(make_family_tokenizer(named("Phi-3.5"))).encode_observation(observation)
-    assert Renderer(make_family_tokenizer(named("Qwen2.5"))).encode_observation(observation)
-
-
-def test_a_kind_of_chat_is_checked_once():
-    renderer = Renderer(make_family_tokenizer(named("Qwen2.5")))
-    for content in ("a", "b"):
-        check_chat_is_shown([{"role": "user", "content": content}], renderer)
-    check_chat_is_shown([{"role": "user", "content": ""}], renderer.with_arguments({"x": 1}))
-    assert len(renderer.checked_chats) == 2
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "DeepSeek-R1"])

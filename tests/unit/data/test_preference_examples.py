@@ -6,8 +6,7 @@ import pytest
 
 from alphaapollo.data.formats import PAIR_FORMATS
 from alphaapollo.data.preference_examples import make_unrelated_answers
-from alphaapollo.data.rendering import Renderer
-from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, Loader, text_of, trained
+from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, trained
 
 ANSWERS = {"chosen": "4", "rejected": "it is 5"}
 PAIR = ANSWERS | {"prompt": [USER]}
@@ -125,17 +124,6 @@ def test_bad_rows_are_named(loader, row, says):
         loader.pairs(PAIR, row)
 
 
-def test_other_columns_are_reported(loader):
-    for load, row, says in (
-        (loader.pairs, {"prompt": [USER], "answer": "4"}, r"'chosen' and 'rejected'.*'answer'"),
-        (loader.pairs, {"chosen": "four", "rejected": "five"}, "'rejected' have no common beginning"),
-        (loader.pairs, {"messages": [USER, FOUR], **REJECTED, "rejected_images": ["b.png"]}, "rejected_images"),
-        (loader.labelled, {"prompt": [USER], "answer": "4"}, "'response' and 'label' or 'chosen'"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            load(row)
-
-
 def test_long_pairs_are_an_error_or_are_dropped(loader):
     rows = [PAIR | {"rejected": "5"}, PAIR | {"rejected": "5" * 60}]
     with pytest.raises(ValueError, match=r"1 of 2 pairs .*data\.max_length=60"):
@@ -194,38 +182,3 @@ def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(loader):
     assert drawn[0] == drawn[1] != drawn[2]
     start = own[0].response_start
     assert {len(row.token_ids) for row in make_unrelated_answers(own, 0, start + 1)} == {start + 1}
-
-
-THINKING = (
-    "{% for one in messages %}<|im_start|>{{ one.role }}\n{% if one.reasoning_content and loop.last %}<think>"
-    "{{ one.reasoning_content }}</think>{% endif %}{{ one.content }}{% for call in one.tool_calls or [] %}"
-    "{{ call.function.name }}()<tools>{{ tools | length }}</tools>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CALL = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [{"name": "f", "arguments": {}}]}
-
-
-def test_answers_of_thinking_models_with_calls(tmp_path, make_tokenizer):
-    """The prompt is as at inference, without earlier thoughts. The turns of an answer keep theirs in one example."""
-    renderer = Renderer(make_tokenizer(THINKING))
-    loader = Loader(tmp_path, renderer)
-    row = {
-        "system": "be kind",
-        "prompt": [USER, {**FOUR, "reasoning": "before"}, USER],
-        "chosen": [CALL, {"role": "tool", "content": "3"}, {**FOUR, "reasoning": "so"}],
-        "rejected": [FIVE | {"thinking": "no"}],
-        "tools": [{"name": "f"}],
-        "note": "x",
-    }
-    read = loader.pairs(row)
-    chosen, rejected = read.examples[0].rows
-    texts = ["<think>hm</think>f()<tools>1</tools><|im_end|>", "<think>so</think>4<|im_end|>"]
-    assert trained(renderer, chosen) == texts
-    assert trained(renderer, rejected) == ["<think>no</think>it is 5<|im_end|>"]
-    prompt = chosen.token_ids[: chosen.response_start]
-    assert text_of(renderer, prompt) == renderer.render_chat([SYSTEM, USER, FOUR, USER])
-    assert prompt == rejected.token_ids[: rejected.response_start]
-    assert [finding.content for finding in read.findings] == ["the column 'note'"]
-    labelled = row | {"response": row["chosen"], "label": True}
-    other = {"prompt": [SYSTEM, USER], "response": "4", "label": False}
-    assert loader.labelled(labelled, other).examples[0].rows[0].token_ids == chosen.token_ids

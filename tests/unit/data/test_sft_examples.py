@@ -2,18 +2,13 @@ import pytest
 
 from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import SftData
-from alphaapollo.data import examples
-from alphaapollo.data import prompts as prompt_files
 from alphaapollo.data.examples import (
     LoadedExamples,
     load_examples,
     make_source_names,
-    make_text_pieces,
-    tokenize_examples,
 )
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.types import Prompt
 from tests.builders import write_rows
 from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FOUR, IM_END, SYSTEM, THOUGHT, USER, Loader, text_of, trained
 
@@ -63,13 +58,6 @@ def test_assistant_turns_are_trained_and_nothing_else(loader, row, settings, tex
     read = loader.sft(row, **settings)
     assert [trained(loader.renderer, one) for one in read.examples] == [texts]
     assert not any("reasoning" in notice or "thinking" in notice for notice in read.notices)
-
-
-def test_messages_after_the_last_answer_are_left_out(loader):
-    chat = [SYSTEM, USER, FOUR, USER, FOUR_WORD, USER]
-    (row,) = loader.sft({"messages": chat}).examples
-    shown = loader.renderer.render_chat(chat[:5], add_generation_prompt=False)
-    assert [*row.token_ids] == loader.renderer.encode([shown])[0][:-1]
 
 
 FORMATS = [
@@ -278,16 +266,3 @@ def test_columns_that_are_not_read_are_listed_once(loader):
         ("the column 'source'", 1, 2),
     ]
     assert loader.sft(CHAT | {"id": None}).findings == []
-
-
-def test_rows_are_tokenized_in_batches(make_tokenizer, monkeypatch):
-    renderer, calls = Renderer(make_tokenizer()), []
-    pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
-    prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
-    together, encode = tokenize_examples(pieces, renderer), renderer.encode
-    monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
-    for module in (examples, prompt_files):
-        monkeypatch.setattr(module, "BATCH", 2)
-    assert tokenize_examples(pieces, renderer) == together
-    assert prompt_files.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
-    assert max(calls) == 2

@@ -81,12 +81,6 @@ def test_a_saved_data_set_is_measured_before_it_is_mapped(tmp_path: Path, memory
         read_rows(tmp_path / "d")
 
 
-def test_the_size_of_a_parquet_dictionary_is_read_from_its_page(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "a.parquet", BLANKS)
-    with pq.ParquetFile(tmp_path / "a.parquet") as table, (tmp_path / "a.parquet").open("rb") as file:
-        assert tables._measure_dictionary(file, table.metadata.row_group(0).column(0)) == (1 << 20) + 4
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_tables_with_too_many_columns_are_refused(tmp_path: Path, name: str) -> None:
     names = [f"c{index}" for index in range(tables.MAX_COLUMNS + 1)]

@@ -56,11 +56,6 @@ def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Pa
     check_counts(told, 4, dict.fromkeys(reasons, 1))
 
 
-def test_the_shortest_of_a_problem(tmp_path: Path) -> None:
-    assert made(tmp_path, SAID, shortest=True, max_answers=2) == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
-    assert made(tmp_path, SAID, max_answers=1) == [("1+1?", "it is surely 2"), ("3+3?", "6")]
-
-
 def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
     answered = [{"role": "user", "content": "<tool_response>6</tool_response>"}]
     turns = [

@@ -74,16 +74,6 @@ def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path):
         assert [name for name in [f"{option} solution", *names] if name not in said] == [], said
 
 
-def test_rl_rows_of_solutions_have_their_final_answers(tmp_path):
-    prose = {"question": "Why?", "answer": "Because the sum of all the parts is\nthe whole, and so on"}
-    source = [MODELS, prose, {"question": "q", "answer": "no", "mine": r"so \boxed{7}"}]
-    rows, said = made("prepare_informal_math", tmp_path, source)
-    assert [row["reward_model"]["ground_truth"] for row in rows] == ["3", "no"]
-    check_counts(said, 2, {"--answer_key": 1})
-    rows, _ = made("prepare_informal_math", tmp_path, source, "--answer_key", "mine")
-    assert [row["reward_model"]["ground_truth"] for row in rows] == ["7"]
-
-
 def test_real_labelled_solutions(tmp_path):
     rows, said = made("prepare_sft", tmp_path, SOLUTIONS)
     check_counts(said, 9, {"no right solution": 3})
@@ -95,13 +85,6 @@ def test_real_labelled_solutions(tmp_path):
     rows, said = made("prepare_preference", tmp_path, SOLUTIONS)
     check_counts(said, 8, {"no pair of a right and a wrong": 4})
     assert len(rows) == 26 and all(row["chosen"] != row["rejected"] for row in rows)
-
-
-def test_sft_on_gsm8k(tmp_path):
-    rows, said = made("prepare_sft", tmp_path, DATA / "gsm8k_train.jsonl", "--protocol", "tools")
-    assert "(44 assistant turns): 10 rows kept, 0 dropped" in said
-    text = "".join(message["content"] for row in rows for message in row["messages"])
-    assert "<<" not in text and "####" not in text
 
 
 def test_preference_pairs(tmp_path):

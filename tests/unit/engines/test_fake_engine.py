@@ -30,19 +30,6 @@ def test_weights_are_not_verified():
     assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2
 
 
-def test_an_answer_takes_time_and_a_slot():
-    engine = TimedFakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, max_concurrent_requests=2)
-
-    async def play() -> list[float]:
-        async def one() -> float:
-            await engine.generate([1], Sampling(8), "r")
-            return asyncio.get_running_loop().time()
-
-        return await asyncio.gather(*(one() for _ in range(3)))
-
-    assert virtual_time.run(play()) == [8.0, 8.0, 16.0]
-
-
 def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
     engine = TimedFakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
 
@@ -60,18 +47,3 @@ def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
     assert seconds == 6 + 20
     assert answer.weight_versions == [(0, 1), (1, 2), (2, 3)] and answer.weight_version == 2
     assert replace(answer, token_ids=answer.token_ids[:2]).weight_versions == [(0, 1), (1, 1)]  # truncated
-
-
-def test_requests_wait_while_paused():
-    engine = FakeEngine(50)
-
-    async def play() -> Completion:
-        await engine.pause()
-        answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))
-        await asyncio.sleep(1)
-        assert not answer.done()
-        await engine.confirm_weights(5)
-        await engine.resume()
-        return await answer
-
-    assert [version for version, _ in virtual_time.run(play()).weight_versions] == [5]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import EngineKwargs
-from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.vllm import settings as vllm
 from tests.unit.engines.specs import check_items, make_spec
 from tests.unit.rollout.agents.agents_kit import CONFIG, write_model
@@ -76,11 +75,6 @@ def test_user_arguments_reach_the_engine(device: str) -> None:
 def test_vllm_knows_all_reserved_arguments() -> None:
     arguments = pytest.importorskip("vllm.engine.arg_utils").AsyncEngineArgs
     assert set(arguments.__dataclass_fields__) >= vllm.RESERVED_ARGUMENTS
-
-
-def test_a_fake_engine_needs_a_local_folder() -> None:
-    with pytest.raises(ValueError, match=r"org/model has no config\.json"):
-        make_engine(make_spec(name="fake"))
 
 
 def flags(words: list[str]) -> dict[str, str]:

@@ -68,11 +68,6 @@ def test_bare_word(text, word, kept):
     assert isinstance(found, Action) and (found.content, found.kept_chars) == (word, kept)
 
 
-@pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
-def test_no_bare_word(text):
-    assert read_action(text, allow_bare_word=True).error
-
-
 @pytest.mark.parametrize("text", ["<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000])
 def test_a_megabyte_of_tags_takes_linear_time(text):
     """Quadratic time would be minutes."""

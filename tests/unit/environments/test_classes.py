@@ -45,14 +45,6 @@ class Counter:  # TRL's environment_factory
     def _helper(self): ...
 
 
-class Graded:  # without get_reward
-    def reset(self, **columns): ...
-
-    async def look(self) -> str:
-        """Look around."""
-        return "a door"
-
-
 class Space:
     dtype, start, n = "int64", 0, 4
 
@@ -79,14 +71,6 @@ class Lake:  # Gymnasium
         return self.place, float(done), done, False, {"is_success": done}
 
     def close(self): ...
-
-
-class OldGame:  # gym: four results, an action that is a text
-    def reset(self):
-        return "Say hello."
-
-    def step(self, text):
-        return "Again.", 0.25, "hello" in text, {}
 
 
 class Chat:  # SkyRL-Gym
@@ -160,12 +144,6 @@ def test_get_reward_also_scores_an_episode_at_its_limit(folder):
     assert chosen.score.reward == -1.0
 
 
-def test_class_without_get_reward_is_scored_by_the_reward_function(folder):
-    done = play(folder, "Graded", "<look>{}</look>", "<answer>#### 7</answer>")
-    assert "a door" in messages_after(done, 0) and done.score.reward == 1.0
-    assert play(folder, "Graded", "<answer>#### 8</answer>").score.reward == 0.0
-
-
 def test_step_with_five_results(folder):
     won = play(folder, "Lake", "<answer>9</answer>", "up", "<answer>1</answer>", "<answer>2</answer>")
     assert won.first_observation[-1]["content"] == "Count.\n\n0"
@@ -175,11 +153,6 @@ def test_step_with_five_results(folder):
     assert won.end is EpisodeEnd.DONE and won.score.components == {"accuracy": 1.0}
     small = play(folder, "make_lake", "<answer>2</answer>", settings={"size": 2})
     assert small.end is EpisodeEnd.DONE, "a function that makes environments, with env.settings as arguments"
-
-
-def test_step_with_four_results_takes_the_text(folder):
-    done = play(folder, "OldGame", "hm", "well, hello")
-    assert done.end is EpisodeEnd.DONE and [turn.reward for turn in done.turns] == [0.25, 0.25]
 
 
 def test_init_and_step_of_conversations(folder):
@@ -236,18 +209,6 @@ def test_class_that_fits_nothing_is_refused_with_the_contracts(folder):
     env = Env(env_name="Nothing", custom_module=str(folder / "classes_of_users.py"))
     with pytest.raises(ValueError, match=r"Nothing has the public methods play, which fit none .*TRL's.*Gymnasium's"):
         load_environment_module(env)
-
-
-def test_wrong_result_of_step_is_a_failure(folder):
-    class Wrong:
-        def reset(self): ...
-
-        def step(self, action):
-            return "only an observation"
-
-    register_environment_object("Wrong")(Wrong)
-    failed = play(folder, "Wrong", "a", "b")
-    assert failed.score.outcome is Outcome.ENVIRONMENT_FAILED and "step must return (observation" in failed.score.reason
 
 
 def test_reward_function_is_added_to_get_reward(folder):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,7 +11,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.environments.informal_math import get_problem, make_example_value, make_tag_instruction
+from alphaapollo.environments.informal_math import make_example_value, make_tag_instruction
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.sandbox import get_default_sandbox
@@ -135,24 +134,6 @@ def test_keep_state_lasts_one_episode():
     _, (fresh,) = play(actions[1], tools=tools)
     assert response(fresh)["status"] == "error" and "NameError" in response(fresh)["text"]
     assert not get_default_sandbox()._sessions  # the end of an episode ends its process
-
-
-def test_environment_without_tools():
-    assert make_toolbox(Env(env_name="informal_math", informal_math={"enable_python_code": False})) is None
-    assert check_environment(Env(env_name="informal_math")).graded
-
-
-def test_random_texts():
-    rng = random.Random(0)
-    pieces = ["<think>", "</think>", "<answer>", "</answer>", "<python_code>", "</python_code>", r"\boxed{42}", "1+1"]
-    pieces += [" ", "é", "\n", "{"]
-    texts = ["".join(rng.choice(pieces) for _ in range(rng.randrange(12))) for _ in range(240)]
-    for result in play(*texts, tools=python())[1]:
-        assert result.done == (result.score is not None) and (result.done or result.observation is not None)
-
-
-def test_question_falls_back_to_the_last_message():
-    assert get_problem(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
 
 
 def test_settings_without_effect_are_refused():

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from examples.curriculum.compare import count_samples, read_curve
 from examples.gallery.__main__ import report as report_gallery
 from examples.gallery.report import load_figures
 from examples.seeds import EXAMPLES, has_ended, report
@@ -61,12 +60,3 @@ def test_the_table_counts_the_seeds_that_end_high_enough(tmp_path: Path) -> None
 def test_every_example_with_seeds_has_a_run_script(name: str) -> None:
     folder = Path("examples", (EXAMPLES[name].command or (name,))[0])
     assert (folder / "run.sh").exists() and (folder / f"{EXAMPLES[name].experiment}.yaml").exists()
-
-
-def test_samples_until_a_goal(tmp_path: Path) -> None:
-    lines = [{"step": step, "rollout/trajectories": 128} for step in (1, 2, 3)]
-    lines[1]["val/accuracy"], lines[2]["val/accuracy"] = 0.91, 0.89  # type: ignore[assignment]
-    write_metrics(tmp_path, [{"step": 0, "val/accuracy": 0.25}, *lines])
-    curve = read_curve(tmp_path)
-    assert curve == [(0, 0.25), (256, 0.91), (384, 0.89)]
-    assert [count_samples(curve, goal) for goal in (0.2, 0.9, 0.95)] == [0, 256, None]

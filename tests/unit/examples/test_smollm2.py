@@ -32,39 +32,22 @@ CORRECT = {  # kind -> correct answers about tea, and the value of the instructi
     "json": ("use", '{"name": "tea", "use": "People drink hot tea daily."}'),
 }
 WRONG = {  # nearly correct
-    "title": (
-        "The Long Journey of Green Tea",
-        "The Long Journey\nOf Green Tea",
-        "Tea: Green Tea: Unfinished: Unfinished: Unmastered: Unfinished: Unmastered: Unfinished",
-    ),
-    "contains": ("My mother drinks some cups of tea.", "My mother drinks seventeen cups of tea."),
-    "starts": ("A cup of tea tastes different every day.", "Everyone likes a cup of tea."),
-    "ends": ("At home everybody likes good tea.",),
-    "twice": ("Green tea grows on high hills.",),
-    "no_letter": ("My tea is a hot drink.",),
-    "exclamation": ("Hot tea tastes so good.", "Tea! It tastes so good!"),
-    "number": ("Hot tea needs five minutes.",),
-    "quoted": ("My grandmother loves green tea.", 'The words are "green tea".'),
-    "at_most": ("Tea is a hot drink that is made from the leaves of a plant.",),
-    "two_sentences": (
-        "Tea is a drink.",
-        "Tea is a drink. It is hot. It is green.",
-        "Tea is a drink.\n\nIt grows on hills.",
-        "1. Green tea grows on high hills.",
-    ),
-    "no_commas": (
-        "Tea is a drink. It grows on hills, mostly.",
-        "Tea is a drink from some hills.",
-        "1. Tea grows on high hills.",
-    ),
-    "question": ("Tea is green?!.", "I love green tea and hot milk."),
-    "bullets": ("- Tea is hot.", "- Tea is hot.\n- \n- It grows.", "Tea is hot.\nIt grows on hills."),
-    "numbered": ("1. Tea is hot.\n3. It grows on hills.", "1. Tea is hot. 2. It grows on hills."),
-    "json": (
-        '{"name": "tea"}',
-        '{"name": "tea", "use": ["People drink hot tea"]}',
-        '{"name": "tea", "use": "People drink',
-    ),
+    "title": "The Long Journey of Green Tea",
+    "contains": "My mother drinks seventeen cups of tea.",
+    "starts": "Everyone likes a cup of tea.",
+    "ends": "At home everybody likes good tea.",
+    "twice": "Green tea grows on high hills.",
+    "no_letter": "My tea is a hot drink.",
+    "exclamation": "Tea! It tastes so good!",
+    "number": "Hot tea needs five minutes.",
+    "quoted": 'The words are "green tea".',
+    "at_most": "Tea is a hot drink that is made from the leaves of a plant.",
+    "two_sentences": "Tea is a drink. It is hot. It is green.",
+    "no_commas": "Tea is a drink. It grows on hills, mostly.",
+    "question": "I love green tea and hot milk.",
+    "bullets": "- Tea is hot.\n- \n- It grows.",
+    "numbered": "1. Tea is hot.\n3. It grows on hills.",
+    "json": '{"name": "tea", "use": ["People drink hot tea"]}',
 }
 
 
@@ -78,8 +61,7 @@ def test_a_correct_answer_is_rewarded(kind: str) -> None:
     instruction, answer = correct(kind)
     prompt = Prompt(0, f"smollm2/{kind}", instruction.text, instruction.as_dict())
     assert compute_score(prompt, f"{answer}\n") == {"reward": 1.0, "accuracy": 1.0}
-    for wrong in WRONG[kind]:
-        assert compute_score(prompt, wrong)["reward"] == 0.0, wrong
+    assert compute_score(prompt, WRONG[kind])["reward"] == 0.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

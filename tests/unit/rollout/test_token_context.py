@@ -94,10 +94,6 @@ def test_a_recall_that_raises_or_has_a_wrong_type_is_an_environment_failure(monk
     assert not isinstance(recalled, KeyError) or "KeyError: 'board' (attempt 2 of 2)" in trajectory.score.reason
 
 
-def test_no_turns_make_no_row():
-    assert token_context.build_append_context_rows([]) == [] == token_context.build_memory_context_rows([])
-
-
 def test_rows_must_equal_the_engine_prompts():
     turns = [make_turn([2, 3], [1]), make_turn([5], [4])]
     rows, fresh = token_context.build_append_context_rows(turns), token_context.build_memory_context_rows(turns)

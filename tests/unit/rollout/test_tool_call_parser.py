@@ -77,11 +77,6 @@ def test_malformed_call_is_not_an_answer(read, text):
         read(text)
 
 
-def test_megabyte_of_text_is_parsed(read):
-    (found,) = read(call("add", note="x" * (1 << 20)))
-    assert len(found.arguments) > 1 << 20
-
-
 def test_several_calls_with_a_single_call_template():
     read = reader("", ONE_CALL)
     assert len(read(ONE)) == 1

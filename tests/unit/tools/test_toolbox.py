@@ -71,12 +71,6 @@ def test_invalid_call_is_refused_with_the_reason(name: str, arguments: Any, reas
     assert result.status is ToolStatus.REFUSED and re.search(reason, result.text), result.text
 
 
-def test_reason_is_short_for_a_long_value() -> None:
-    result = call(box(), "add", {"a": "x" * 60_000})
-    assert result.status is ToolStatus.REFUSED and len(result.text) < 700
-    assert len(call(box(), "x" * 1_000_000, "{}").text) < 300
-
-
 def test_lone_surrogates_do_not_reach_tokenizers_and_logs() -> None:
     assert call(box(), "repeat", '{"text": "\\ud800a", "times": 2}').text == "?a?a"
     assert call(box(), "\ud800", "{}").status is ToolStatus.REFUSED

@@ -8,7 +8,6 @@ import sys
 from tests.loop.conftest import ROOT
 from tests.loop.stack import StackRunner
 from tests.loop.test_environments import MATHS, NATIVE_TOOLS, check_native_tools, prepare_native_tools
-from tests.processes import open_server
 
 SERVER = ROOT / "tests/plugins/mcp/mcp_server.py"
 
@@ -22,8 +21,3 @@ def run(stack: StackRunner, keys: str) -> None:
 
 def test_a_tool_of_a_program(stack: StackRunner) -> None:
     run(stack, f"command: {json.dumps([sys.executable, str(SERVER)])}")
-
-
-def test_a_tool_behind_a_url(stack: StackRunner) -> None:
-    with open_server(sys.executable, SERVER) as url:
-        run(stack, f"url: '{url}/mcp'")

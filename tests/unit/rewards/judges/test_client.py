@@ -96,11 +96,6 @@ def test_the_cache_drops_the_least_recently_used_verdict(start: Start, size: int
     assert use(server, call, cache_size=size) == cached and len(server.requests) == cached.count(0)
 
 
-def test_without_a_cache_equal_requests_in_flight_are_judged_each(start: Start) -> None:
-    values = use(start("SCORE: 0", "SCORE: 1"), ask_all("a", "a", "a"), cache_size=0, max_connections=1)
-    assert [value for value, _ in values] == [0.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
 def test_refused_requests_are_retried(start: Start, status: int) -> None:
     server = start(status, status, "SCORE: 1")
@@ -122,19 +117,6 @@ def test_replies_that_stay_unusable_are_failures(start: Start, reply: Any, error
     with pytest.raises(JudgeError, match=error):
         ask(server)
     assert requests in (None, len(server.requests))
-
-
-def test_an_unreachable_server_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openai")
-    monkeypatch.setattr(judge_client, "MAX_RETRIES", 0)
-    server = MockJudge(lambda content: "")
-    server.url = "http://127.0.0.1:9/v1"
-    with pytest.raises(JudgeError, match="APIConnectionError"):
-        ask(server)
-
-
-def test_a_reply_without_verdict_is_requested_once_more(start: Start) -> None:
-    assert ask(start("perhaps", "<think>SCORE: 0</think>SCORE: 1")) == 1.0
 
 
 def test_failures_are_shared_but_not_cached(start: Start) -> None:

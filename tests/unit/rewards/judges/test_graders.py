@@ -164,12 +164,6 @@ def test_a_judge_that_fails_is_a_failure_and_never_0(start: Start, settings: dic
     assert "BadRequestError" in score.reason
 
 
-def test_the_policy_judges_only_where_an_engine_runs() -> None:
-    reward = Reward(judge=Judge(backend="policy"))
-    score = with_client(lambda client: client.score(PROMPT, "4"), reward, starts=False)
-    assert score.outcome is Outcome.GRADER_FAILED and "reward.judge.backend=policy" in score.reason
-
-
 def test_inputs_of_judges_are_checked_before_the_start() -> None:
     judge = Judge(model="m", base_url="http://localhost/v1")
     no_model = Reward(components={"rubric": 1.0}, rubric=RUBRIC)

@@ -46,17 +46,6 @@ def test_identity_of_tool_calls():
     assert key('{"a":1}') != key('{"a":"1"}') and key("{") == key("{") != key("{{")
 
 
-def test_items_of_one_answer_are_joined():
-    items = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "let me "},
-        {"role": "assistant", "content": "", "tool_calls": [call("add", "{}")]},
-        {"role": "tool", "content": "2"},
-    ]
-    keys, ends = agent_sessions.make_message_keys(items)
-    assert keys[1] == agent_sessions.make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
-
-
 def make_chat(*texts):
     return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
 
@@ -190,13 +179,6 @@ def test_retries(options, is_resent):
     assert talk.session.requests[1].answers[0].parent is talk.session.requests[0].answers[0]
 
 
-def test_an_answer_that_is_being_sent_is_not_sent_to_another_request():
-    talk = Talk()
-    talk.ask("p").is_delivered = None
-    talk.ask("p")
-    assert len(talk.session.requests) == 2
-
-
 def test_rewards_of_turns():
     talk = Talk()
     talk.ask("p")
@@ -284,13 +266,6 @@ def test_random_sessions_do_not_depend_on_retries():
             rewards.append([(turn.answer_number, turn.reward) for turn in turns])
             assert sum(turn.reward for turn in turns) == pytest.approx(given)
         assert rows[0] == rows[1] and rewards[0] == rewards[1]
-
-
-def test_a_path_of_3000_answers():
-    session, answer = Talk().session, None
-    for number in range(3000):
-        answer = Answer(Request(session, "", parent=answer), make_completion([number]), "", "")
-    assert len(answer.path) == 3000 and answer.path[-1] is answer
 
 
 @pytest.mark.parametrize("n", [1, 3])
