@@ -1,6 +1,5 @@
 """The teacher of examples/reasoning_gym matches the environment, and its configurations are valid."""
 
-
 import pytest
 
 from tests.unit.environments import test_examples

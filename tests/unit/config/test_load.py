@@ -132,13 +132,10 @@ def test_keys_of_verl_are_answered():
     ("override", "facts"),
     [
         ("trainer.seed=1.5", ["trainer.seed:", "integer", "1.5."]),
-        ("trainer.seed=null", ["trainer.seed:", "integer", "null."]),
         ("trainer.seed=" + "9" * 5000, ["trainer.seed=999"]),  # more digits than Python reads
-        ("algorithm.gamma=2", ["algorithm.gamma:", "0.0", "1.0", "2."]),
         ("algorithm.gamma=nan", ["algorithm.gamma:", "NaN"]),
         (f"{OPTIM}.lr=inf", [f"{OPTIM}.lr:", "0.0", "Infinity"]),
         (f"{OPTIM}.betas=[0.9]", [f"{OPTIM}.betas:", "list of 2", "[0.9]"]),
-        ("algorithm.use_kl_in_reward=yes", ["algorithm.use_kl_in_reward:", "true | false", '"yes".']),
         ("data.train_batch_size=0", ["data.train_batch_size:", "> 0", "0."]),
         ("trainer.logger=wandb", ["trainer.logger:", "list of text", '"wandb".']),
         ("trainer.logger=[wandb,wandbb]", ["trainer.logger=[", "unknown tracker wandbb", "'wandb'", "tensorboard"]),
@@ -148,12 +145,10 @@ def test_keys_of_verl_are_answered():
         ("algorithm.gdpo_conditions={length: accuracy}", ["algorithm.gdpo_conditions", "list of 2", "accuracy"]),
         ("actor_rollout_ref.actor.kl_loss_type=k4", ["kl_loss_type:", '"k4"', "'kl' or 'k3'"]),
         ("reward.components.format=x", ["reward.components:", "number", '{"format": "x"}']),
-        ("data.train_files=a=b", ["data.train_files=a=b:", "KEY=VALUE"]),
         ("data.train_files=a,b", ["data.train_files=a,b", "'data.train_files=[a,b]'."]),
         ("data.train_files=${nothing}", ["'nothing'", "data.train_files"]),
         *((word, [f"{word}:", "KEY=VALUE"]) for word in ("=", "=1", ".=1")),  # no presets
         ("algorithm=grpoo", ["algorithm=grpoo:", "'grpo'?"]),
-        ("algorithm=zzzzzz", ["algorithm=zzzzzz:", "algorithm=bypass", "algorithm=grpo"]),
         ("--config-name=nothing", ["--config-name nothing:", "nothing.yaml"]),
         ("--config-dir=/nothing/here", ["--config-dir /nothing/here:"]),
         ("--config-nam=ppo", ["--config-nam=ppo.", "--config-name"]),
@@ -196,7 +191,6 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
         ("defaults: [{algorithm: dapoo}]\n", ["algorithm=dapoo:", "algorithm/dapoo.yaml"]),
         ("defaults: 3\n", ["defaults", "list"]),
         ("env: {tools: {calculator: 1}}\n", ["env.tools:", "list of text", "calculator"]),
-        ("trainer: [a]\n", ["trainer:", "a section"]),
         ("trainer: {experiment_name: '${nothing}'}\n", ["'nothing'"]),
     ],
 )

@@ -66,28 +66,6 @@ def test_calls_are_what_the_model_must_write(family: Family):
     assert prompts[len(examples[-1])] == renderer.render_chat(chat[:3]) and "4" in examples[-1][-1].text
 
 
-@pytest.mark.parametrize(
-    ("name", "prefill", "plain", "thought"),
-    [
-        ("Qwen3", "", "<think>\n\n</think>\n\n4<|im_end|>", "<think>\ntwo and two\n</think>\n\n4<|im_end|>"),
-        ("Qwen3.5", "<think>\n", "\n</think>\n\n4<|im_end|>", "two and two\n</think>\n\n4<|im_end|>"),
-        ("GLM-4.5", "", "\n<think></think>\n4<|endoftext|>", "\n<think>two and two</think>\n4<|endoftext|>"),
-        ("DeepSeek-R1", "<think>\n", "\n</think>\n\n4{eos}", "two and two\n</think>\n\n4{eos}"),
-        ("Qwen2.5", "", "4<|im_end|>", "<think>\ntwo and two\n</think>\n\n4<|im_end|>"),
-    ],
-)
-@pytest.mark.parametrize("inline", [True, False], ids=["inline", "field"])
-def test_answers_begin_after_what_the_template_prefills(name, prefill, plain, thought, inline):
-    family = named(name)
-    if name == "GLM-4.5" and not inline:
-        thought = "<think>\ntwo and two\n</think>\n\n4<|endoftext|>"  # the short template does not read the field
-    message = FOUR | {"content": "<think>\ntwo and two\n</think>\n\n4"} if inline else THOUGHT
-    ((before, answer),) = split(family, USER, message)[2]
-    assert before.text.endswith(prefill) and not before.text.removesuffix(prefill).endswith("<think>\n")
-    assert answer.text == thought.format(eos=family.eos)
-    assert texts(split(family, USER, FOUR)[2][0]) == [before.text, plain.format(eos=family.eos)]
-
-
 @contextmanager
 def changed_template(family, template):
     """Renderer of a family with another template."""
@@ -119,16 +97,6 @@ def test_thoughts_that_a_later_answer_removes_are_trained_on(inline):
         "[tool]3<|im_end|>[assistant]",
         last,
     ]
-
-
-def test_turns_with_weight_0_are_seen_but_not_trained_on():
-    for family in (named("Qwen2.5"), named("Qwen3")):
-        renderer, chat, ((prompt, answer),) = split(family, USER, FOUR | {"weight": 0}, MORE, SIX)
-        assert prompt.text == renderer.render_chat(chat[:3]) and "six" in answer.text
-        with pytest.raises(ValueError, match="weight 0"):
-            split(family, USER, FOUR | {"weight": 0})
-    _, _, (last,) = split(named("Qwen2.5"), USER, FOUR, MORE, SIX | {"weight": 0}, last_turn_only=True)
-    assert last[-1].text == "4<|im_end|>"
 
 
 def test_turns_of_one_example_keep_the_thoughts_that_the_template_drops():

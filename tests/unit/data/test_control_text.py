@@ -84,14 +84,6 @@ def test_tags_and_calls_that_the_assistant_writes_stay_tokens(family_tokenizers,
     assert not renderer.control_strings
 
 
-def test_tags_in_a_system_prompt_stay_tokens_and_nothing_else_changes(family_tokenizers):
-    renderer = Renderer(family_tokenizers["Qwen3"])
-    chat = [{"role": "system", "content": "Use <think> and </think>. a < b | c"}, {"role": "user", "content": "?"}]
-    rendered = renderer.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert renderer.render_chat(chat) == rendered
-    assert not renderer.list_control_notices()
-
-
 def test_control_tokens_of_texts_stay_and_are_reported(family_tokenizers):
     renderer = Renderer(family_tokenizers["Qwen3"])
     ids = renderer.encode_prompt("<|im_start|>user\n?<|im_end|>")

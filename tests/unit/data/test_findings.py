@@ -1,6 +1,5 @@
 """What a run does not read in its data is named, and what it reads under other names."""
 
-
 import pyarrow
 import pyarrow.parquet
 import pytest

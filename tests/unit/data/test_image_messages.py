@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from alphaapollo.data.image_messages import ImageReader, convert_messages, read_image_column
-from alphaapollo.data.images import read_image
+from alphaapollo.data.image_messages import ImageReader, convert_messages
 from alphaapollo.data.prompts import load_prompts
 from tests.builders import write_rows
 from tests.unit.data.images import make_gif, make_test_image
@@ -47,11 +46,6 @@ def test_every_form_of_an_image(tmp_path, value):
     (tmp_path / "red.png").write_bytes(RED)
     encoded_image = ImageReader(tmp_path).read(value)
     assert encoded_image == (str(tmp_path / "red.png") if "red.png" in str(value)[-30:] else RED)
-
-
-def test_an_image_object_becomes_a_png():
-    image = Image.new("RGB", (3, 4), (1, 2, 3))
-    assert read_image(ImageReader().read(image)).tobytes() == image.tobytes()
 
 
 BAD_IMAGES = [
@@ -136,13 +130,6 @@ def test_different_numbers_of_marks_and_images(tmp_path, row, what):
 def test_messages_that_cannot_have_these_images(message, what):
     with pytest.raises(ValueError, match=what):
         convert_messages([message])
-
-
-def test_columns_that_are_no_chat_or_no_list_of_images(tmp_path):
-    with pytest.raises(ValueError, match=r"'prompt' is a text, .*images"):
-        load(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
-    with pytest.raises(ValueError, match="'images' is a str"):
-        read_image_column({"images": "a.png"}, ImageReader())
 
 
 @pytest.fixture

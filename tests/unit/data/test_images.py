@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from alphaapollo.data.images import (
-    find_placeholder_ids,
     find_placeholders,
     load_image_processor,
     read_image,
@@ -28,15 +27,12 @@ def make_palette():
 
 PIXELS = [  # image, options of its file, RGB value of its first pixel
     (Image.new("RGB", (1, 1), (1, 2, 3)), {}, (1, 2, 3)),
-    (Image.new("L", (1, 1), 7), {}, (7, 7, 7)),
     (Image.new("1", (1, 1), 1), {}, (255, 255, 255)),
     (Image.new("CMYK", (8, 8), (0, 0, 0, 255)), {"file_format": "TIFF"}, (0, 0, 0)),
     (Image.fromarray(np.array([[0x8080]], dtype=np.uint16)), {}, (128, 128, 128)),  # Pillow alone gives 255
-    (make_palette(), {}, (9, 8, 7)),
     (make_palette(), {"transparency": 1}, (255, 255, 255)),
     (Image.new("RGBA", (1, 1), (0, 0, 0, 0)), {}, (255, 255, 255)),  # transparent on white
     (Image.new("RGBA", (1, 1), (5, 6, 7, 255)), {}, (5, 6, 7)),
-    (Image.new("LA", (1, 1), (0, 255)), {}, (0, 0, 0)),
 ]
 
 
@@ -159,16 +155,6 @@ def test_the_same_image_is_prepared_once(processor, tmp_path):
     assert processor.prepare(encoded_image).digest != processor.prepare(other).digest
     (tmp_path / "a.png").write_bytes(encoded_image)
     assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(encoded_image).digest
-
-
-def test_placeholder_ids_of_a_config(family, small_model_folder):
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(family[1])
-    processor, _ = load(family[1])
-    assert processor.placeholder_id in find_placeholder_ids(config)
-    assert len(find_placeholder_ids(config)) == (1 if family[0] == "internvl" else 2)
-    assert find_placeholder_ids(AutoConfig.from_pretrained(small_model_folder)) == ()
 
 
 def test_a_text_model_has_no_image_processor(small_model_folder):

@@ -6,7 +6,7 @@ import pytest
 
 from alphaapollo.data.formats import PAIR_FORMATS
 from alphaapollo.data.preference_examples import make_unrelated_answers
-from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, trained
+from tests.unit.data.rows import EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, trained
 
 ANSWERS = {"chosen": "4", "rejected": "it is 5"}
 PAIR = ANSWERS | {"prompt": [USER]}
@@ -22,22 +22,17 @@ PAIRS = [
     (PAIR, [USER]),
     ({"chosen": [USER, FOUR], "rejected": [USER, FIVE]}, [USER]),
     ({"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]}, [USER]),
-    ({"conversations": [{"from": "human", "value": "2+2=?"}], "chosen": FOUR, "rejected": FIVE}, [USER]),
     ({"question": [USER], **GPT}, [USER]),
-    (PAIR | {"prompt": '[{"role": "user", "content": "2+2=?"}]'}, [USER]),
     (PAIR | {"prompt": "2+2=?", "system": "be kind"}, [SYSTEM, USER]),
     ({"messages": [USER, FOUR], **REJECTED}, [USER]),
     ({"messages": [USER, FOUR], "rejected_response": [FIVE], "margin": 2.0}, [USER]),
     ({"messages": [USER, FOUR], "rejected_messages": [USER, FIVE]}, [USER]),
-    ({"messages": CHAT_AS_TEXT, **REJECTED}, [USER]),
     ({"query": "2+2=?", "response": "4", **REJECTED}, [USER]),
     ({"query": "2+2=?", "response": "4", **REJECTED, **CONTEXT_COLUMNS}, WITH_CONTEXT),
     ({"messages": [*WITH_CONTEXT, FOUR], **REJECTED}, WITH_CONTEXT),
     (PAIR | {"chosen": json.dumps(FOUR), "rejected": json.dumps([FIVE])}, [USER]),
     ({"query": json.dumps([USER]), "response": json.dumps(FOUR), "rejected_response": json.dumps([FIVE])}, [USER]),
     (ANSWERS | {"instruction": "2+2=?", "input": ""}, [USER]),
-    (ANSWERS | {"input": "2+2=?"}, [USER]),
-    (ANSWERS | {"query": "2+2=?"}, [USER]),
 ]
 
 
@@ -103,18 +98,14 @@ def test_rejected_response_replaces_calls_after_the_last_user():
 BAD_ROWS = [
     (PAIR | {"rejected": "4"}, "'rejected' are equal"),
     (PAIR | {"rejected": " "}, "'rejected' is empty"),
-    (PAIR | {"chosen": []}, "'chosen'"),
     (PAIR | {"chosen": [FOUR]}, "must both be text"),
     ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
-    (PAIR | {"prompt": []}, "'prompt' is empty"),
     ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
     ({"chosen": "The 4", "rejected": "The 5", "post": "What is 2+2?"}, "'post' has more words"),
     (PAIR | {"prompt": [USER, FOUR]}, "'prompt' ends with an assistant"),
     ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
-    ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
     ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user"),
     (PAIR | {"margin": -1}, "'margin' is -1"),
-    (PAIR | {"margin": "much"}, "'margin' is 'much'"),
 ]
 
 

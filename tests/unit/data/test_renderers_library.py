@@ -39,28 +39,6 @@ def load_library_renderer(name, tokenizer):
     return getattr(import_module(f"renderers.{module}"), class_name)(tokenizer)
 
 
-@pytest.fixture(scope="module")
-def pairs(family_tokenizers):
-    """Our renderer and the library's, by family."""
-    tokenizers = {name: tokenizer for name, tokenizer in family_tokenizers.items() if name in CLASSES}
-    return {name: (Renderer(one), load_library_renderer(name, one)) for name, one in tokenizers.items()}
-
-
-MESSAGE_AFTER = {"Qwen3": TOOL, "Qwen3.5": TOOL, "Nemotron 3": TOOL, "DeepSeek-V3": USER, "Llama 3.1 / 3.2": USER}
-
-
-@pytest.mark.parametrize("name", MESSAGE_AFTER)
-def test_observations(pairs, name):
-    """After each stop token, and after a truncated answer."""
-    (ours, theirs), message = pairs[name], MESSAGE_AFTER[name]
-    prompt = ours.encode_prompt([USER])
-    answer = ours.encode(["so</think>yo" if ours.tokenizer.decode(prompt).endswith("<think>\n") else "yo"])[0]
-    for stop in ([], *([one] for one in theirs.get_stop_token_ids())):
-        sampled = [*answer, *stop]
-        expected = theirs.bridge_to_next_turn(prompt, sampled, [message]).token_ids
-        assert [*prompt, *sampled, *ours.encode_observation([message], sampled[-1])] == expected
-
-
 def keep(prompt, answer, thoughts):
     """The library drops thoughts that the template does not show. Here they are trained on."""
     dropped = thoughts and thoughts not in answer

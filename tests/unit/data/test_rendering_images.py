@@ -6,28 +6,15 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.prompts import apply_length_limit
-from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.types import Prompt
 from tests.unit.data.images import encode, make_test_image
-from tests.unit.tool_templates import schema
 from tests.vision.models import FAMILIES
 
 TEST_IMAGE, OTHER = make_test_image(32, 48), make_test_image(48, 16, seed=1)  # 2 x 3 and 3 x 1 features of Qwen-VL
 QUESTION = {"role": "user", "content": "a <image> b", "images": [TEST_IMAGE]}
 ANSWER = {"role": "assistant", "content": "c"}
 NEXT = {"role": "user", "content": "d <image><image>", "images": [OTHER, TEST_IMAGE]}
-SHOW = schema("show")
-TOOL_TEMPLATE = (
-    "{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}{% for call in m.tool_calls %}<call>{{ call.function | tojson }}</call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,20 +41,6 @@ def test_a_prompt_continues_with_an_observation(make_vision_renderer):
     assert ids == renderer.encode_prompt([QUESTION, ANSWER, NEXT])
     assert ids.count(renderer.images.placeholder_id) == 6 + 3 + 6
     assert renderer.prepare_images([NEXT])[1] is renderer.prepare_images([QUESTION])[0]
-
-
-def test_tool_results_may_have_images(vision_folder):
-    tokenizer = load_tokenizer(str(vision_folder("qwen3_vl")))
-    images = load_image_processor(str(vision_folder("qwen3_vl")), tokenizer)
-    tokenizer.chat_template = TOOL_TEMPLATE
-    renderer = ToolRenderer(tokenizer, [SHOW], images=images)
-    renderer.check_template_shows_tools(in_append_context=True)
-    result = {"role": "tool", "name": "show", "content": "<image> done", "images": [OTHER]}
-    ids = renderer.encode_observation([result, NEXT])
-    text = tokenizer.decode(ids)
-    pads = "<|vision_start|>" + "<|image_pad|>" * 3 + "<|vision_end|>"
-    assert text.startswith(f"<|im_end|>\n<|im_start|>tool\n{pads} done<|im_end|>\n<|im_start|>user\nd {pads}")
-    assert ids.count(images.placeholder_id) == 3 + 3 + 6
 
 
 def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messages(make_vision_renderer):

@@ -62,7 +62,6 @@ def test_assistant_turns_are_trained_and_nothing_else(loader, row, settings, tex
 
 FORMATS = [
     ({"conversations": [{"from": "human", "value": "2+2=?"}, {"from": "gpt", "value": "4"}]}, "ShareGPT", True),
-    ({"conversation": [USER, FOUR]}, "ShareGPT", True),
     ({"instruction": "2+2=?", "input": "", "output": "4"}, "Alpaca", True),
     ({"prompt": [USER], "completion": [FOUR]}, "prompts and completions", True),
     ({"prompt": [USER], "completion": "4"}, "prompts and completions", True),
@@ -147,7 +146,6 @@ SOURCES = [
     ("data/train.parquet", ["train"]),
     (["data/maths.parquet", "data/code.jsonl"], ["maths", "code"]),
     (["a/train.parquet", "b/train.parquet"], ["a/train", "b/train"]),
-    (["a/x.jsonl.gz", "b/x.parquet"], ["a/x", "b/x"]),
     (["org/name-1.5#train", "chats"], ["name-1.5#train", "chats"]),
     (["a/x.json", "./a/x.parquet", "b/y.json"], ["x.json", "x.parquet", "y.json"]),
     (["a/b.parquet", "a/b.parquet"], ["b", "b"]),  # the same file twice
@@ -173,13 +171,10 @@ def test_each_turn_is_an_example_if_the_template_drops_earlier_thoughts(tmp_path
 
 BAD_ROWS = [
     ({"messages": [USER]}, ".* no assistant message"),
-    ({"messages": []}, "'messages' is empty"),
     ({"messages": "text"}, "'messages' is a str; .*list"),
     ({"messages": [USER, {"role": "assistant", "content": ""}]}, ".*message 1 is empty"),
     ({"prompt": "p", "response": ""}, "'response' is empty"),
     ({"prompt": "p", "response": 4}, "'response' is a int; .*text"),
-    ({"prompt": None, "response": "r"}, "'prompt' is empty"),
-    ({"prompt": "p"}, "'response' is empty"),
 ]
 
 

@@ -56,22 +56,6 @@ def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Pa
     check_counts(told, 4, dict.fromkeys(reasons, 1))
 
 
-def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
-    answered = [{"role": "user", "content": "<tool_response>6</tool_response>"}]
-    turns = [
-        {"text": "<python_code>3+3</python_code>", "observation": answered, "num_tokens": 4, "reward": 0.0},
-        {"text": "6", "observation": None, "num_tokens": 1, "reward": 0.0},
-    ]
-    prepare([write_rows(tmp_path / "results.jsonl", [record(3, "", turns=turns)])], tmp_path, 1.0, 4, False)
-    (row,) = read_rows(str(tmp_path / "train.parquet"))
-    assert [(one["role"], one["content"]) for one in row["messages"]] == [
-        ("user", "3+3?"),
-        ("assistant", "<python_code>3+3</python_code>"),
-        ("user", "<tool_response>6</tool_response>"),
-        ("assistant", "6"),
-    ]
-
-
 def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path) -> None:
     for change, reason in (
         ({"rows": [{}, {}]}, "env.context=memory"),

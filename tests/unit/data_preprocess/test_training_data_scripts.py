@@ -2,9 +2,7 @@
 
 from alphaapollo.data.chats import read_chat
 from tests.builders import write_rows
-from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused
-
-SOLUTIONS = DATA / "gsm8k_model_solutions.jsonl"
+from tests.unit.data_preprocess.scripts import DIRTY, GOOD, REASONS, check_counts, made, refused
 
 
 def roles(row):
@@ -72,19 +70,6 @@ def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path):
     for option in ("--question_key", "--answer_key", "--where"):
         said = refused("prepare_sft", tmp_path, [MODELS], option, "solution")
         assert [name for name in [f"{option} solution", *names] if name not in said] == [], said
-
-
-def test_real_labelled_solutions(tmp_path):
-    rows, said = made("prepare_sft", tmp_path, SOLUTIONS)
-    check_counts(said, 9, {"no right solution": 3})
-    right = {"18": 1, "20": 4, "5,600": 1, "4": 3, "3000": 2, "-10": 1, "2": 1, "22": 1, "6,250": 2}
-    truths = [row["extra_info"]["ground_truth"] for row in rows]
-    assert truths == [truth for truth, count in right.items() for _ in range(count)]
-    boxed = [row["messages"][1]["content"].rpartition("\\boxed")[2] for row in rows]
-    assert boxed == [f"{{{truth}}}" for truth in truths]
-    rows, said = made("prepare_preference", tmp_path, SOLUTIONS)
-    check_counts(said, 8, {"no pair of a right and a wrong": 4})
-    assert len(rows) == 26 and all(row["chosen"] != row["rejected"] for row in rows)
 
 
 def test_preference_pairs(tmp_path):

@@ -1,10 +1,7 @@
 import asyncio
-from dataclasses import replace
 
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.types import Completion, Sampling, StopReason
-from scripts.simulation.timed_engine import TimedFakeEngine
-from tests.unit import virtual_time
+from alphaapollo.types import Sampling, StopReason
 
 
 def generate(engine: FakeEngine, token_ids: list[int], sampling: Sampling):
@@ -28,22 +25,3 @@ def test_weights_are_not_verified():
     assert asyncio.run(engine.confirm_weights(7)) is None
     assert generate(engine, [1], Sampling(2)).weight_version == 7
     assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2
-
-
-def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
-    engine = TimedFakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
-
-    async def play() -> tuple[Completion, float]:
-        answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))
-        for version in (1, 2):
-            await asyncio.sleep(1.5)
-            await engine.pause()
-            await asyncio.sleep(10)
-            await engine.confirm_weights(version)
-            await engine.resume()
-        return await answer, asyncio.get_running_loop().time()
-
-    answer, seconds = virtual_time.run(play())
-    assert seconds == 6 + 20
-    assert answer.weight_versions == [(0, 1), (1, 2), (2, 3)] and answer.weight_version == 2
-    assert replace(answer, token_ids=answer.token_ids[:2]).weight_versions == [(0, 1), (1, 1)]  # truncated

@@ -27,18 +27,14 @@ EXPERTS = {"tensor_model_parallel_size": 2, "expert_parallel_size": 2}
         ("cpu", {}, {"max_model_len": 300, "max_num_batched_tokens": 8192}),
         ("cpu", {}, {"weight_transfer_config": {"backend": "shared_memory"}}),
         ("cpu", {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 300}),  # holds one sequence
-        ("cpu", {"tensor_model_parallel_size": 2}, {"distributed_executor_backend": "mp"}),
         ("cuda", {}, {"gpu_memory_utilization": 0.5, "max_cudagraph_capture_size": 256, "moe_backend": "triton"}),
         ("cuda", {}, {"enable_sleep_mode": True, "enable_expert_parallel": False, "block_size": ...}),
         ("cuda", {"colocate": False}, {"enable_sleep_mode": False}),
-        ("cuda", {"free_cache_engine": False}, {"enable_sleep_mode": False}),
         ("cuda", {"enforce_eager": True}, {"max_cudagraph_capture_size": ...}),
         ("cuda", EXPERTS, {"enable_expert_parallel": True}),
         ("cuda", {"transport": "nccl"}, {"weight_transfer_config": {"backend": "nccl"}}),
         ("cuda", ADAPTER, {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16, "weight_transfer_config": ...}),
         ("cpu", ADAPTER | {"max_loras": 4}, {"max_loras": 4, "max_cpu_loras": 16}),
-        ("cpu", ADAPTER | {"max_loras": 20}, {"max_loras": 20, "max_cpu_loras": 20}),
-        ("cpu", {}, {"enable_lora": ..., "max_loras": ..., "max_cpu_loras": ...}),
     ],
 )
 def test_engine_arguments(device: str, settings: dict[str, Any], expected: dict[str, Any]) -> None:

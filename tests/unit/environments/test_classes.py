@@ -15,7 +15,6 @@ from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
 from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
-from alphaapollo.user_objects import load_objects, write_objects
 from alphaapollo.utils.user_module import load_user_module
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 
@@ -334,23 +333,3 @@ def test_object_whose_call_was_cancelled_or_whose_reset_failed_is_not_reused(fol
     assert resets == [1, 1] and played[0].turns[0].info["tool_calls"][0]["status"] == "timeout"
     played, resets = play_in_turn(folder, "Connection", "<answer>no</answer>", 1, "fail", 3)
     assert resets == [2, 1, 1] and played[1].score.outcome is Outcome.ENVIRONMENT_FAILED
-
-
-def test_python_api_passes_the_objects_to_a_reward_function(tmp_path, monkeypatch):
-    class Given:
-        def reset(self, **columns): ...
-
-        def look(self) -> str:
-            """Look."""
-            return "a door"
-
-    registered = {}
-    monkeypatch.setattr(
-        "alphaapollo.environments.classes.register_environment_object",
-        lambda name, **options: registered.setdefault(name, options) and (lambda made_by: made_by),
-    )
-    words = write_objects(tmp_path, reward=lambda environments, **_: [1.0 for _ in environments], environment=Given)
-    assert not any("custom_reward_function" in word for word in words)
-    load_objects(str(tmp_path / "objects.py"))
-    (function,) = registered["Given"]["rewards"]
-    assert function([None, None]) == [1.0, 1.0] and not registered["Given"]["graded"]

@@ -12,11 +12,10 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.environments.informal_math import make_example_value, make_tag_instruction
-from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.sandbox import get_default_sandbox
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Message, Outcome, Prompt, Score
+from alphaapollo.types import Message, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
 from tests.unit.environments.episode_helpers import contains_truth, game, take_turns
 
@@ -27,11 +26,6 @@ PROMPT = Prompt(
     ground_truth="42",
     env_kwargs={"question": "What is 6 times 7?"},
 )
-
-
-def broken(x: int) -> int:
-    """Always fails."""
-    raise ToolFailedError("the server is gone")
 
 
 def play(*actions: str, tools: ToolBox | None, prompt: Prompt = PROMPT, env_prompt: str = ""):
@@ -117,13 +111,6 @@ def test_example_values_match_the_types():
     assert make_example_value({"type": ["string", "null"]}, {}) == make_example_value(True, {}) == "..."
     itself = {"type": "object", "properties": {"next": {"$ref": "#/$defs/A"}}, "required": ["next"]}
     assert make_example_value({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
-
-
-def test_tool_failure_is_an_environment_failure():
-    _, (result,) = play('<broken>{"x": 1}</broken>', tools=ToolBox([FunctionTool(broken)], ToolLimits()))
-    assert result.done and result.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert result.score.reason == "the server is gone"
-    assert [call["status"] for call in result.info["tool_calls"]] == ["failed"]
 
 
 def test_keep_state_lasts_one_episode():

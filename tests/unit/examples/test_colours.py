@@ -14,7 +14,6 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Environment
 from alphaapollo.types import IMAGE_MARK, Message, Prompt
 from alphaapollo.utils.user_module import load_user_module
-from examples.colours.make_task import make_row
 from examples.colours.task import COLOURS, ask, draw_shape
 from tests.unit.environments.episode_helpers import make
 
@@ -52,14 +51,6 @@ def test_image_has_a_shape_of_the_colour(colour: str):
         png = draw_shape(colour, random.Random(seed))
         assert png == draw_shape(colour, random.Random(seed))
         assert pixels(png).shape == (32, 32, 3) and recognize(png) == colour
-
-
-def test_prompt_has_one_image_and_the_colours_of_both_turns():
-    row = make_row(random.Random(0), 3)
-    first, second = row["env_kwargs"]["colours"]
-    assert row["reward_model"]["ground_truth"] == first == recognize(row["images"][0]) and second in COLOURS
-    (message,) = row["prompt"]
-    assert message["content"].count(IMAGE_MARK) == len(row["images"]) == 1 and set(message) == {"role", "content"}
 
 
 @pytest.mark.parametrize(("answer", "reward"), [("blue", 1), ("red", 0)])

@@ -106,12 +106,3 @@ REWARDS = [
 @pytest.mark.parametrize(("kind", "command", "reward"), REWARDS)
 def test_reward_of_a_command(tmp_path: Path, kind: str, command: str, reward: float) -> None:
     assert judge(LOCAL / f"{kind}-0", tmp_path, command) == reward
-
-
-def test_what_the_generator_refuses(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"held_out .*'largest'"):
-        write_tasks(tmp_path, "held_out", 0, 400)
-    assert not list(tmp_path.iterdir())
-    write_tasks(tmp_path, "train", 0, 3)
-    with pytest.raises(ValueError, match="'rename-0'"):
-        write_tasks(tmp_path, "train", 0, 2)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
 from alphaapollo.types import Prompt
-from examples.smollm2.make_task import make_data
 from examples.smollm2.reward import compute_score
-from examples.smollm2.task import HELD_OUT_TOPICS, KINDS, TRAIN_TOPICS, Instruction, make_instructions
+from examples.smollm2.task import KINDS, Instruction
 
 CORRECT = {  # kind -> correct answers about tea, and the value of the instruction
     "title": ("", "The Long Journey Of Green Tea"),
@@ -83,20 +78,3 @@ def test_exploits_are_not_rewarded(kind: str) -> None:
     others = [answer.replace("tea", "milk").replace("Tea", "Milk")]
     for exploit in ["", " ", "\n", ".", *echoes, *single, *copies, *others]:
         assert not instruction.is_followed_by(exploit), exploit
-
-
-def test_the_prompts_are_always_the_same_and_topics_are_disjoint(tmp_path: Path) -> None:
-    assert len(KINDS) >= 12 and KINDS.keys() == CORRECT.keys() == WRONG.keys()
-    assert not {*TRAIN_TOPICS} & {*HELD_OUT_TOPICS}
-    tables = {}
-    for name, count, topics in (("train", 400, TRAIN_TOPICS), ("val", 100, HELD_OUT_TOPICS)):
-        make_data(tmp_path / f"{name}.parquet", count, topics)
-        tables[name] = pd.read_parquet(tmp_path / f"{name}.parquet")
-        texts = [chat[0]["content"] for chat in tables[name]["prompt"]]
-        assert texts == [one.text for one in make_instructions(count, topics, name)]
-        assert len({*texts}) == count
-        counts = tables[name]["data_source"].value_counts()
-        assert len(counts) == len(KINDS) and counts.max() - counts.min() <= 1
-    for name, others in (("train", HELD_OUT_TOPICS), ("val", TRAIN_TOPICS)):
-        words = {word for chat in tables[name]["prompt"] for word in re.findall(r"\w+", chat[0]["content"])}
-        assert not words & {*others}

@@ -178,11 +178,6 @@ def test_several_functions_are_added(tmp_path, name, weights, task, score):
     assert call(load(tmp_path, TWO, name, weights=weights), replace(PROMPT, extra_info={"task": task})) == score
 
 
-def test_no_function_applies(tmp_path):
-    score = call(load(tmp_path, TWO, ["math_reward", "code_reward"]), replace(PROMPT, extra_info={"task": "x"}))
-    assert score.outcome.failed and "math_reward, code_reward return None" in score.reason
-
-
 RANK = "[float(len(text) == min(map(len, texts))) for text in texts]"  # the shortest is best
 TOGETHER = [  # parameters, what `texts` are, value, scores of "aa", "b", "ccc"
     ("completions, **kwargs", "[one[0]['content'] for one in completions]", RANK, [0.0, 1.0, 0.0]),
@@ -298,14 +293,6 @@ INCOMPLETE = [
 def test_a_metric_that_is_not_finite_is_left_out_and_counted(result, score, skipped):
     found = convert_to_score(result)
     assert replace(found, skipped_components=()) == score and found.skipped_components == skipped
-
-
-def test_verl_result_is_converted():
-    result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
-    assert convert_to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
-    assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
-    with pytest.raises(TypeError, match="is a str"):
-        convert_to_score(convert_verl_result({"score": "high"}))
 
 
 def test_completions_of_several_turns_are_those_of_trl(tmp_path):

@@ -64,12 +64,9 @@ def test_the_model_reads_why_a_call_cannot_be_parsed(read):
         '<tool_call>\n{"name": "add", "arguments": {"a": 1',  # cut off
         '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>',  # a brace is missing
         "<tool_call>\nadd(a=1)\n</tool_call>",
-        '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         "<tool_call>[1]</tool_call>",
-        "<tool_call></tool_call>",
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
-        "<tool_call>" * 2000,
     ],
 )
 def test_malformed_call_is_not_an_answer(read, text):

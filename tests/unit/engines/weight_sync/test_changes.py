@@ -130,15 +130,6 @@ def test_changes_at_the_ends_of_blocks_are_found_and_applied(tmp_path: Path, siz
     assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
 
 
-def test_the_comparison_ends_if_the_start_of_a_file_changed(tmp_path: Path) -> None:
-    old = np.zeros(16 * changes._CHUNK, np.uint32)
-    old.tofile(tmp_path / "old")
-    for dense, is_complete in ((1, False), (2, True)):  # chunks in which all words changed
-        old[: dense * changes._CHUNK] = 1
-        old.tofile(tmp_path / "new")
-        assert (find_changes(tmp_path / "new", tmp_path / "old", 4) is None) == is_complete
-
-
 def test_a_copy_without_the_last_version_gets_complete_files(nodes: Nodes) -> None:
     """A new copy, one that missed a version, and one whose folder is gone. Another copy gets the changes."""
     first, second, tensors = nodes.make_copy("first"), nodes.make_copy("second"), make_tensors(0, torch.bfloat16, SIZES)

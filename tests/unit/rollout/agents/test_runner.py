@@ -225,20 +225,6 @@ def test_close_at_any_time_ends_the_host(delay, tmp_path):
     assert not find_processes(path.name)
 
 
-def test_no_program_is_waited_for_without_its_host(tmp_path):
-    async def play():
-        programs = ProgramRunner(Agent(command=f"touch {tmp_path}/started; sleep 1000"))
-        await programs.start()
-        running = asyncio.ensure_future(programs.run({}, {}))
-        assert await asyncio.to_thread(wait_until, (tmp_path / "started").exists)
-        await programs.close()
-        assert "has ended" in (await asyncio.wait_for(running, 20)).error
-        with pytest.raises(ChildProcessError):
-            await programs.run({}, {})
-
-    asyncio.run(play())
-
-
 def test_command_that_kills_the_host_fails_its_episode_alone(server, tmp_path):
     mark = tmp_path / "killed"
     kill = (

@@ -9,7 +9,6 @@ anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
-from alphaapollo.engines.vllm import http_api as http_api_module  # noqa: E402
 from alphaapollo.rollout.agents import endpoint as endpoint_module  # noqa: E402
 from tests.unit.rollout.agents.agents_kit import CALL, TOOL, Server, write_model  # noqa: E402
 
@@ -166,30 +165,6 @@ def test_strict_tools_are_sampled_freely(server, monkeypatch):
     session, rows = server.run(play)
     assert [one.request.is_constrained for one in session.answers] == [False, True] and len(rows) == 2
     assert endpoint_module._warned == {"parallel_tool_calls"}
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_arguments_of_a_required_call_follow_their_schema(server, monkeypatch, choice):
-    constraints, make = [], http_api_module._make_policy_params
-    monkeypatch.setattr(
-        http_api_module, "_make_policy_params", lambda asked, *rest: constraints.append(asked) or make(asked, *rest)
-    )
-    send(server, [user("one")], tools=CHAT_TOOL, tool_choice=choice)
-    tag = json.loads(constraints[0].structured_outputs.structural_tag)
-    assert json.dumps(TOOL["parameters"]) in json.dumps(tag)
-    assert '"strict"' not in server.script.prompts[0]
-
-
-def test_retried_request_gets_the_same_answer(server):
-    async def play(endpoint, session, client):
-        server.script.answers = {"one": "lost"}
-        await chat(client, [user("one")])
-        session.requests[0].is_delivered = False  # as if the connection had broken
-        server.script.answers = {"one": "other"}
-        assert (await chat(client, [user("one")])).choices[0].message.content == "lost"
-
-    session, rows = server.run(play)
-    assert len(session.answers) == len(rows) == 1 and len(server.script.prompts) == 1
 
 
 def test_evaluation_suites_belong_to_no_session(server):

@@ -232,13 +232,6 @@ def test_rows_have_the_images_of_their_requests():
     assert rows[0].token_ids == [1, 5, 5, 7, END, 1, 5, 5, 5, 7, END]
 
 
-def test_a_reward_of_several_answers_is_shared():
-    talk = Talk()
-    talk.ask("q", n=4)
-    talk.session.give_reward("id10", 1.0)
-    assert [answer.reward for answer in talk.session.answers] == [0.25] * 4
-
-
 def test_random_sessions_do_not_depend_on_retries():
     """300 forests: each request may be lost once or twice, may continue any answer, may have several answers."""
     for seed in range(300):
