@@ -87,7 +87,6 @@ SABOTAGE = [
     ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
     ('import os\nos.write(1, b\'["raised", ["SyntaxError", "x"], ["tuple", []]]\\n\'); os._exit(0)', ONE_CALL),
     ("import os\nos.write(1, b'[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
-    ("import os\nos.write(1, b'[3]\\n'); os._exit(0)", ONE_CALL),
     ("import os\nos.write(1, b'x' * 10**8)", ONE_CALL),
     ('import os\nos.write(2, b\'\\n{"failure": ""}\'); os._exit(0)', ONE_CALL),
     ("import os\ndef f(x):\n    os._exit(0)", ONE_CALL),
@@ -177,11 +176,9 @@ OUTPUTS = [
     ("1 2\n3", ["1 2 \n3\n\n", "\n1 2\n\n3"], ["1 2 3"]),
     ("0.33333", ["0.3333333333"], ["0.33334"]),
     ("0.5", ["0.50000001"], ["0.51"]),
-    ("10", ["10.0"], ["11"]),
     ("123456789", [], ["123456700.0"]),  # only a number with a point may be rounded
     ("123456789.0", ["123456789.1"], []),
     ("9" * 400, [], ["1.0e999"]),  # both are infinite as floats
-    ("1.5e999", [], ["2.5e999"]),
     ("10000000000000000000001", [], ["10000000000000000000000.0"]),
     ("1 2", [], ["1\n2"]),
     ("", ["\n"], []),

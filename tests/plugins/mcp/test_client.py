@@ -124,11 +124,9 @@ def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"command": ["/nowhere/server"]}, "Check the command"),
-        ({"command": [sys.executable, "-c", "print('hello')"]}, "Check the command"),
         ({"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]}, "no licence"),
         ({"url": "http://127.0.0.1:1/mcp"}, "Check the url"),
         ({}, "exactly one of command and url"),
-        ({"command": ["a"], "url": "b"}, "exactly one of command and url"),
     ],
 )
 def test_unusable_server_is_a_value_error(arguments: dict[str, object], message: str) -> None:

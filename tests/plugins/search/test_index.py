@@ -44,8 +44,6 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sympy", "solve a differential equation", "solvers/ode.md"),
         ("sympy", "eigenvalues of a matrix", "matrices.rst"),
         ("sympy", "How do I compute the indefinite integral?", "integrals.py"),
-        ("sympy", "DSOLVE", "solvers/ode.md"),
-        ("geometry", "area circle", "circles.txt"),
         ("geometry", "fläche", "circles.txt"),
     ],
 )
@@ -81,10 +79,8 @@ def test_tool_call(index_folder: Path) -> None:
     ("arguments", "status", "text"),
     [
         ('{"repo_name": "simpy", "query": "x"}', "error", r"'simpy'.*'sympy'\?.* geometry, sympy\."),
-        ('{"repo_name": "sympy"}', "refused", "'query' is a required property"),
         ('{"repo_name": "sympy", "query": "x", "top_k": 0}', "refused", "argument 'top_k': 0 "),
         ('{"repo_name": "sympy", "query": "x", "top_k": 1e9}', "refused", "argument 'top_k'"),
-        ('{"repo_name": "sympy", "query": "x", "k": 1}', "refused", "'k' was unexpected"),
     ],
 )
 def test_invalid_calls(index_folder: Path, arguments: str, status: str, text: str) -> None:

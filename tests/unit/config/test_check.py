@@ -102,7 +102,6 @@ def test_every_problem_is_named_at_once():
         ({"experiment_name": ""}, "trainer.experiment_name=''"),
         ({"experiment_name": "../../escape"}, "../../escape trainer.output_dir"),
         ({"experiment_name": "grpo/lr1"}, "trainer.experiment_name=grpo/lr1 /"),
-        ({"experiment_name": "x" * 300}, "xxxxxxxxxxxxxxxxxxxx 200"),
         ({"experiment_name": "a\0b"}, "trainer.experiment_name"),
         ({"output_dir": "y" * 300}, "trainer.output_dir=yyyy"),
     ],

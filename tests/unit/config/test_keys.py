@@ -28,9 +28,7 @@ def test_every_field_has_a_meaning(command: str):
         ("trainer.nnodes", ["accepted", "default 1"]),
         ("data.max_length", ["accepted", "default 2048 in main_sft"]),
         ("actor_rollout_ref.actor.optim.clip_grad", ["renamed to actor_rollout_ref.actor.grad_clip"]),
-        ("model.partial_pretrain", ["renamed to model.path"]),
         ("actor_rollout_ref.actor.strategy", ["dropped because", "FSDP2"]),
-        ("critic.model.exclude_modules", ["not supported (", "critic.model.target_modules"]),
         ("--algo.kl.init_coef", ["an option of OpenRLHF, converted to", "algorithm.kl_ctrl.kl_coef"]),
         ("num_generations", ["an option of TRL, renamed to env.rollout.n"]),
         ("xyzzy", ["unknown (no similar key)"]),
@@ -78,7 +76,6 @@ def test_only_similar_keys_are_suggested(name: str, near: str | None):
     ("command", "name", "facts"),
     [
         ("main_ppo", "trainer.num_generations", "an option of TRL, renamed to env.rollout.n."),
-        ("main_ppo", "data.label_key", "an option of OpenRLHF, renamed to data.ground_truth_key."),  # a key of main_dpo
         ("main_ppo", "data.max_length", "a key of main_sft, main_dpo, main_rm, which this command does not have."),
         ("main_sft", "num_generations", "renamed to env.rollout.n in main_ppo. This command has no such key."),
         ("main_generation", "temperature", "unknown key. Did you mean 'rollout.temperature'"),

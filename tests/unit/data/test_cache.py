@@ -8,7 +8,6 @@ import pytest
 from alphaapollo.data import cache
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.types import Row
 
 
@@ -43,12 +42,9 @@ def add_token(tokenizer):
     return tokenizer
 
 
-SCHEMA = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 OTHERS = {
     "template": lambda make: Renderer(make("{{ messages }}")),
-    "end": lambda make: Renderer(make(eos_token="<|endoftext|>")),
     "arguments": lambda make: Renderer(make(), {"enable_thinking": False}),
-    "tools": lambda make: ToolRenderer(make(), [SCHEMA]),
     "vocabulary": lambda make: Renderer(add_token(make())),
     "code": lambda make: Renderer(make()),
 }

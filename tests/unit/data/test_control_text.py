@@ -61,16 +61,6 @@ def test_results_and_schemas_of_tools_are_text(family_tokenizers, family):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-R1", "Qwen3.5", "Nemotron 3", "Qwen3"])
-def test_thoughts_that_the_assistant_writes_stay_tokens(family_tokenizers, name):
-    """Also if the prompt opens the thoughts."""
-    renderer, text = Renderer(family_tokenizers[name]), "<think>\nhm\n</think>\n\nyo"
-    (message,) = renderer.split_control_strings([{"role": "assistant", "content": text}])
-    assert message["content"] == text
-    system = {"role": "system", "content": "Use <think> and </think>."}
-    assert renderer.split_control_strings([system]) == [system]
-
-
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "LFM2", "GLM-4.5"])
 def test_tags_and_calls_that_the_assistant_writes_stay_tokens(family_tokenizers, name):
     family = BY_NAME[name]

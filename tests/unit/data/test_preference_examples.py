@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from alphaapollo.data.formats import PAIR_FORMATS
 from alphaapollo.data.preference_examples import make_unrelated_answers
 from tests.unit.data.rows import EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, trained
 
@@ -87,24 +86,14 @@ def test_texts_end_with_eos_and_may_begin_with_their_prompt(loader):
     assert loader.pairs(joined).examples == loader.pairs(own).examples
 
 
-def test_rejected_response_replaces_calls_after_the_last_user():
-    call = {"role": "tool_call", "content": '{"name": "add", "arguments": {"a": 2}}'}
-    answer = [call, {"role": "tool_response", "content": "4"}, FOUR]
-    row = {"messages": [*EARLIER, USER, *answer], "rejected_response": [FIVE]}
-    converted = next(one for one in PAIR_FORMATS if {*one.columns} <= row.keys()).convert(row)
-    assert converted == {"prompt": [*EARLIER, USER], "chosen": answer, "rejected": [FIVE]}
-
-
 BAD_ROWS = [
     (PAIR | {"rejected": "4"}, "'rejected' are equal"),
-    (PAIR | {"rejected": " "}, "'rejected' is empty"),
     (PAIR | {"chosen": [FOUR]}, "must both be text"),
     ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
     ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
     ({"chosen": "The 4", "rejected": "The 5", "post": "What is 2+2?"}, "'post' has more words"),
     (PAIR | {"prompt": [USER, FOUR]}, "'prompt' ends with an assistant"),
     ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
-    ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user"),
     (PAIR | {"margin": -1}, "'margin' is -1"),
 ]
 

@@ -1,14 +1,13 @@
 """Chats, observations and tool results with images are rendered and expanded like transformers' processors do."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 from alphaapollo.data.prompts import apply_length_limit
 from alphaapollo.types import Prompt
-from tests.unit.data.images import encode, make_test_image
+from tests.unit.data.images import make_test_image
 from tests.vision.models import FAMILIES
 
 TEST_IMAGE, OTHER = make_test_image(32, 48), make_test_image(48, 16, seed=1)  # 2 x 3 and 3 x 1 features of Qwen-VL
@@ -87,10 +86,3 @@ def test_the_length_limit_counts_images_without_decoding_them(make_vision_render
 def test_prompts_with_images_are_not_truncated(make_vision_renderer, truncation):
     with pytest.raises(ValueError, match=r"1 of 1 .*images.*row 3.*to drop \("):
         apply_length_limit(PROMPTS, make_vision_renderer(), 20, truncation)
-
-
-def test_a_rejected_image_is_reported_with_its_row(make_vision_renderer):
-    wide = {**QUESTION, "images": [encode(Image.new("RGB", (1000, 2)))]}
-    prompts = [PROMPTS[0], replace(PROMPTS[1], content=[wide])]
-    with pytest.raises(ValueError, match=r"row 5: .*processor rejects .*1000 x 2"):
-        apply_length_limit(prompts, make_vision_renderer(), 100, "drop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,14 +89,6 @@ def test_tables_with_too_many_columns_are_refused(tmp_path: Path, name: str) -> 
         write_parquet(tmp_path / name, pa.table({column: [1] for column in names}))
     with pytest.raises(ValueError, match="10001 columns"):
         read_rows(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["README.md", "b.parquet", "state.json"])
-def test_folders_with_pipes_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "a"}\n')
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ValueError, match=name):
-        read_rows(tmp_path)
 
 
 def test_a_bomb_of_aliases_in_a_description_is_refused(tmp_path: Path) -> None:

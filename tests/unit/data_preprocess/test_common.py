@@ -1,6 +1,5 @@
 """Parts that the scripts share: columns of a row, which rows are kept, sources, and the rows that are written."""
 
-import json
 import math
 import sys
 from types import SimpleNamespace
@@ -94,10 +93,8 @@ def test_rows_that_the_user_wants(where, kept):
     ("source", "name", "data_source"),
     [
         ("openai/gsm8k", "gsm8k", "openai/gsm8k"),
-        ("someone/problems", "problems", "math/someone/problems"),
         ("DigitalLearningGmbH/MATH-lighteval", "MATH-lighteval", "DigitalLearningGmbH/MATH-lighteval"),
         ("gsm8k_train.jsonl", "gsm8k", "gsm8k"),
-        ("mine.v2.jsonl", "mine.v2", "math/mine.v2"),
     ],
 )
 def test_short_name_and_the_name_that_a_grader_takes(tmp_path, monkeypatch, source, name, data_source):
@@ -107,32 +104,14 @@ def test_short_name_and_the_name_that_a_grader_takes(tmp_path, monkeypatch, sour
     assert (source_name(source), data_source_of(source, "math")) == (name, data_source)
 
 
-ROWS = [{"question": str(i)} for i in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("files", "splits"),
-    [
-        ({"a_test.jsonl": ROWS}, {"test": ROWS}),
-        ({"a.jsonl": ROWS}, {"train": ROWS}),
-        (
-            {
-                "data/train-00000-of-00002.jsonl": ROWS[:1],
-                "data/train-00001-of-00002.jsonl": ROWS[1:2],
-                "x_test.json": ROWS[2:3],
-                "contest.jsonl": ROWS[3:],
-            },
-            {"train": ROWS[:2], "test": ROWS[2:3]},
-        ),
-    ],
-)
-def test_splits_of_a_file_or_folder_follow_from_names(tmp_path, files, splits):
-    for name, rows in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(rows)) if path.suffix == ".json" else write_rows(path, rows)
-    source = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
-    assert read_splits(str(source), ["train", "test"], None) == splits
+def test_splits_of_a_file_or_folder_follow_from_names(tmp_path):
+    rows = [{"question": str(number)} for number in range(4)]
+    files = {"data/train-00000-of-00002.jsonl": rows[:1], "data/train-00001-of-00002.jsonl": rows[1:2]}
+    for name, part in {**files, "x_test.jsonl": rows[2:3], "contest.jsonl": rows[3:]}.items():
+        write_rows(tmp_path / "folder" / name, part)
+    assert read_splits(str(tmp_path / "folder"), ["train", "test"], None) == {"train": rows[:2], "test": rows[2:3]}
+    for name, split in (("a_test.jsonl", "test"), ("a.jsonl", "train")):
+        assert read_splits(write_rows(tmp_path / name, rows), ["train", "test"], None) == {split: rows}
 
 
 @pytest.mark.parametrize(

@@ -32,20 +32,12 @@ def test_gsm8k_as_a_command(tmp_path):
     assert not {p.extra_info["question"] for p in train} & {p.extra_info["question"] for p in val}
 
 
-def test_dirty_rows_are_dropped_and_counted(tmp_path):
-    rows = [{"question": "1+1?", "answer": r"\boxed{2}"}, {"answer": "no question"}, {"question": 5, "answer": 5}]
-    written, said = made("prepare_informal_math", tmp_path, [*rows, *DIRTY])
-    check_counts(said, 4, REASONS | {"no question": 2})
-    prompts = load_prompts(str(tmp_path / "out" / "train.parquet"), "prompt")
-    assert [prompt.ground_truth for prompt in prompts] == ["2", "5", "3", "y" * 2_000_000]  # also a huge row
-    assert {row["data_source"] for row in written} == {"math/x"}
-
-
 @pytest.mark.parametrize(
     ("script", "source", "args", "facts"),  # the error is one line with these facts
     [
         ("informal_math", [{"x": 1}], [], ["train", "0 rows kept, 1 dropped"]),
         ("informal_math", b"", [], ["x.jsonl", "no rows"]),
+        ("informal_math", [ONE], ["--answer_key", "no"], ["--answer_key no", "question, answer"]),
         ("informal_math", [ONE], ["--val_size", 5], ["train", "only 1 rows"]),
         ("informal_math", [ONE], ["--val_size", -5], ["--val_size -5", "negative"]),
         ("informal_math", [ONE], ["--local_dir", "/dev/null"], ["/dev/null", "cannot be written"]),

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from alphaapollo.data.files import read_rows
 from examples.data_preprocess.prepare_right_answers import prepare
 from tests.builders import write_rows
@@ -54,18 +52,6 @@ def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Pa
     assert "2 problems" in told
     reasons = ("wrong", "duplicate", "truncated", "failed", "incomplete line", "empty turn")
     check_counts(told, 4, dict.fromkeys(reasons, 1))
-
-
-def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path) -> None:
-    for change, reason in (
-        ({"rows": [{}, {}]}, "env.context=memory"),
-        ({"prompt": "1+1="}, "plain text, not a chat"),
-        ({"components": {"accuracy": 0.5}}, "wrong"),
-    ):
-        with pytest.raises(ValueError, match=rf"(?s)no usable row.*{reason}"):
-            made(tmp_path, [record(1, "2", **change)])
-    with pytest.raises(ValueError, match="no such file"):
-        prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)
 
 
 def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from alphaapollo.data.chats import read_chat
 from tests.builders import write_rows
-from tests.unit.data_preprocess.scripts import DIRTY, GOOD, REASONS, check_counts, made, refused
+from tests.unit.data_preprocess.scripts import DIRTY, GOOD, REASONS, check_counts, made
 
 
 def roles(row):
@@ -52,24 +52,6 @@ def test_sft_takes_the_solutions_that_are_labelled_as_right(tmp_path):
     assert [row["messages"][1]["content"] for row in rows] == ["White is 1, so 2+1=3\n\\boxed{3}"]
     assert rows[0]["extra_info"]["ground_truth"] == "3"
     check_counts(said, 1, {"no right solution": 1})
-
-
-def test_sft_of_one_column_and_a_filter(tmp_path):
-    right = {**UNSOLVED, "large_model": {"is_correct": 1, "solution": "1+2=<<1+2=3>>3\nA: 3"}}
-    source = [MODELS, UNSOLVED, right]
-    chosen = ["--answer_key", "large_model.solution", "--where", "large_model.is_correct"]
-    rows, said = made("prepare_sft", tmp_path, source, *chosen, "--protocol", "tools")
-    assert [row["messages"][-1]["content"] for row in rows] == ["<think>\n3\n</think>\n<answer>\\boxed{3}</answer>"]
-    check_counts(said, 1, {"--where large_model.is_correct": 2})
-    rows, _ = made("prepare_sft", tmp_path, source, "--answer_key", "ground_truth")
-    assert len(rows) == 3 and rows[0]["messages"][1]["content"].endswith("in all\n\\boxed{3}")
-
-
-def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path):
-    names = ["question", "ground_truth", "small_model", "small_model.is_correct", "small_model.solution"]
-    for option in ("--question_key", "--answer_key", "--where"):
-        said = refused("prepare_sft", tmp_path, [MODELS], option, "solution")
-        assert [name for name in [f"{option} solution", *names] if name not in said] == [], said
 
 
 def test_preference_pairs(tmp_path):

@@ -24,7 +24,6 @@ def test_library_log_goes_to_its_file_only(tmp_path, capsys):
             "Traceback\n  raise\nValueError: head size 8\nvllm.v1.EngineDeadError: see above\n",
             "head size 8",
         ),
-        ("RuntimeError: one\ntorch.cuda.OutOfMemoryError: two\n", "two"),
         ("2026 INFO x: no Error: here\n", ""),
         ("", ""),
     ],

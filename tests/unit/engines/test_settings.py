@@ -29,7 +29,6 @@ EXPERTS = {"tensor_model_parallel_size": 2, "expert_parallel_size": 2}
         ("cpu", {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 300}),  # holds one sequence
         ("cuda", {}, {"gpu_memory_utilization": 0.5, "max_cudagraph_capture_size": 256, "moe_backend": "triton"}),
         ("cuda", {}, {"enable_sleep_mode": True, "enable_expert_parallel": False, "block_size": ...}),
-        ("cuda", {"colocate": False}, {"enable_sleep_mode": False}),
         ("cuda", {"enforce_eager": True}, {"max_cudagraph_capture_size": ...}),
         ("cuda", EXPERTS, {"enable_expert_parallel": True}),
         ("cuda", {"transport": "nccl"}, {"weight_transfer_config": {"backend": "nccl"}}),
@@ -51,7 +50,6 @@ def test_engine_arguments(device: str, settings: dict[str, Any], expected: dict[
         ("cpu", {"tensor_model_parallel_size": 2}, {"VLLM_ENABLE_V1_MULTIPROCESSING": ...}),  # a process a rank
         ("cuda", {"full_determinism": True}, {"VLLM_BATCH_INVARIANT": "1"}),
         ("cuda", {"transport": "ipc"}, {INSECURE: "1", "VLLM_BATCH_INVARIANT": ..., "OMP_NUM_THREADS": ...}),
-        ("cuda", {"colocate": False}, {INSECURE: ...}),
         ("cuda", {"model_path": "/"}, {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", INSECURE: ...}),
     ],
 )

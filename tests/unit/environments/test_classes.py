@@ -13,7 +13,6 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import base
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
-from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
 from alphaapollo.utils.user_module import load_user_module
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
@@ -44,34 +43,6 @@ class Counter:  # TRL's environment_factory
     def _helper(self): ...
 
 
-class Space:
-    dtype, start, n = "int64", 0, 4
-
-    def contains(self, value):
-        return isinstance(value, int) and 0 <= value < self.n
-
-    def __repr__(self):
-        return "Discrete(4)"
-
-
-class Lake:  # Gymnasium
-    action_space = Space()
-
-    def __init__(self, size=3):
-        self.size, self.place = size, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.seed = seed
-        return self.place, {}
-
-    def step(self, action):
-        self.place += action
-        done = self.place >= self.size
-        return self.place, float(done), done, False, {"is_success": done}
-
-    def close(self): ...
-
-
 class Chat:  # SkyRL-Gym
     def __init__(self, env_config, extras):
         self.truth, self.turns = extras["reward_spec"]["ground_truth"], extras["max_turns"]
@@ -85,10 +56,6 @@ class Chat:  # SkyRL-Gym
         return {"observations": observations, "reward": float(done), "done": done, "metadata": {}}
 
     def close(self): ...
-
-
-def make_lake(size=2):
-    return Lake(size)
 
 
 class Nothing:
@@ -143,17 +110,6 @@ def test_get_reward_also_scores_an_episode_at_its_limit(folder):
     assert chosen.score.reward == -1.0
 
 
-def test_step_with_five_results(folder):
-    won = play(folder, "Lake", "<answer>9</answer>", "up", "<answer>1</answer>", "<answer>2</answer>")
-    assert won.first_observation[-1]["content"] == "Count.\n\n0"
-    assert [turn.valid for turn in won.turns] == [False, False, True, True]
-    assert messages_after(won, 0) == "invalid action: '9' is not an action of Discrete(4)"
-    assert [turn.reward for turn in won.turns] == [0.0, 0.0, 0.0, 1.0]
-    assert won.end is EpisodeEnd.DONE and won.score.components == {"accuracy": 1.0}
-    small = play(folder, "make_lake", "<answer>2</answer>", settings={"size": 2})
-    assert small.end is EpisodeEnd.DONE, "a function that makes environments, with env.settings as arguments"
-
-
 def test_init_and_step_of_conversations(folder):
     done = play(folder, "Chat", "It is 6.", "It is 7.")
     assert messages_after(done, 0) == "No." and (done.score.reward, done.accuracy) == (1.0, 1.0)
@@ -183,20 +139,6 @@ def test_reset_and_tools_may_return_parts_of_a_message(folder):
     assert done.first_observation[-1]["content"].startswith("Count. of 1\n\nDo exactly one thing:")
     assert '"text": "a wall"' in messages_after(done, 0) and '"text": "[1, 2]"' in messages_after(done, 1)
     assert done.score.reward == 1.0, "get_reward returned None: it does not apply"
-
-
-def test_tool_without_description_is_refused(folder):
-    class Undescribed:
-        def reset(self): ...
-
-        def go(self, where: str):
-            """Go somewhere."""
-
-        def get_reward(self): ...
-
-    register_environment_object("Undescribed")(Undescribed)
-    with pytest.raises(ValueError, match=r"the tool go: .*'where'.* line under `Args:`"):
-        make_toolbox(Env(env_name="Undescribed"))
 
 
 def test_dict_of_classes_is_refused():

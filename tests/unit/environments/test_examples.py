@@ -11,7 +11,6 @@ from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.environments import check_environment
 from alphaapollo.types import Prompt
 from alphaapollo.utils.user_module import load_user_module
-from examples.grid_world import teacher as grid_teacher
 from examples.guessing_game import teacher as guessing_teacher
 from tests.unit.environments.episode_helpers import make
 
@@ -34,16 +33,6 @@ def test_configs_are_valid(name: str):
     assert sft.trainer.project_name == config(name).trainer.project_name == name
 
 
-def test_all_configs_use_the_same_grid_world():
-    group = config("grid_world")
-    for name in ("ppo", "turn_ppo", "turn_group"):
-        other = config("grid_world", name)
-        assert other.algorithm.adv_estimator == {"ppo": "gae", "turn_ppo": "turn_gae"}.get(name, name)
-        assert other.env.settings == group.env.settings and other.env.max_steps == group.env.max_steps
-        assert other.trajectories_per_batch == group.trajectories_per_batch == 32 * 16
-        assert (other.env.context, other.env.rollout.n) == ("memory", 16 if name == "turn_group" else 1)
-
-
 def test_guessing_game_teacher_matches_the_environment():
     rng, env = random.Random(0), config("guessing_game").env
     for _ in range(50):
@@ -55,21 +44,3 @@ def test_guessing_game_teacher_matches_the_environment():
             result = asyncio.run(game.step(chat[place]["content"]))
             assert result.valid and result.done == (place == len(chat) - 1)
             assert result.done or result.observation.messages == [chat[place + 1]]
-
-
-def test_grid_world_teacher_matches_the_environment():
-    env = config("grid_world").env
-    assert (env.settings["size"], env.max_steps) == (grid_teacher.SIZE, grid_teacher.STEPS)
-    rng, taught = random.Random(0), set()
-    for _ in range(5000):
-        taught.add(grid_teacher.turn(rng)[0]["content"])
-    for id in range(40):
-        world = make(env)
-        shown = asyncio.run(world.reset(Prompt(id, "text", ""))).messages
-        while True:
-            assert shown[-1]["content"] in taught
-            result = asyncio.run(world.step(grid_teacher.turn(rng)[1]["content"]))
-            assert result.valid
-            if result.done:
-                break
-            shown = result.observation.messages

@@ -71,20 +71,6 @@ def test_python_call_then_answer():
     assert answered.score == Score(0.0)  # only the text before the cut is graded
 
 
-@pytest.mark.parametrize(
-    ("action", "says"),
-    [
-        ("I do not know", "no action"),
-        (r"<python_code>1</python_code><answer>\boxed{1}</answer>", "several kinds"),
-        ("<search>x</search>", "no action"),
-    ],
-)
-def test_unreadable_turn_is_invalid(action, says):
-    _, (result,) = play(action, tools=python())
-    assert not result.valid and not result.done and result.kept_chars is None
-    assert says in response(result)["text"]
-
-
 class Point(BaseModel):
     x: float
     label: str = "a"

@@ -4,11 +4,7 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.types import Message, Prompt
-from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent, row, take_turns
-
-
-def first_prompt(config: Env, of: Prompt) -> str:
-    return take_turns(config, of)[0].messages[0]["content"]
+from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent, row
 
 
 def started(config: Env, id: int):
@@ -111,13 +107,3 @@ def test_moves(corner):
     assert not step(corner, "<answer>down or right</answer>").valid
     assert step(corner, "<answer>go down</answer>").info == {"state": "0,1"}
     assert step(corner, "right").score.reward == 1.0
-
-
-def test_rows_with_only_a_seed(tmp_path):
-    from alphaapollo.data.prompts import load_prompts
-    from examples.data_preprocess.prepare import prepare
-
-    prepare(tmp_path, "text", {"train": 4, "val": 4})
-    train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "val"))
-    config = game("grid_world", settings={"size": 9})
-    assert len({first_prompt(config, one) for one in [*train, *test]}) == 8

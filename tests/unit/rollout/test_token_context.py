@@ -81,10 +81,7 @@ def test_system_prompt_precedes_what_an_environment_shows():
         KeyError("board"),
         None,
         [],
-        ["1 2"],
-        [{"role": "user"}],
         [{"role": "user", "content": 7}],
-        [{"content": "1"}],
     ],
 )
 def test_a_recall_that_raises_or_has_a_wrong_type_is_an_environment_failure(monkeypatch, recalled):

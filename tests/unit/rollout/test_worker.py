@@ -1,7 +1,6 @@
 """The worker with a real tokenizer, real graders and the fake engine."""
 
 import asyncio
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,8 @@ from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup
+from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup
 from tests.unit import virtual_time
-from tests.unit.environments.episode_helpers import game
 from tests.unit.rollout.test_images import SMALL
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 from tests.vision.models import make as make_vision_model
@@ -103,35 +101,3 @@ def test_worker_of_a_vision_language_model_prepares_images(tmp_path):
     first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
     assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
     assert worker._services.sees_images
-
-
-# games
-
-
-CHATTER = " or <answer>0</answer> then?"
-
-
-def guess(shown: str) -> str:
-    low, high = 1, 100
-    for number, answer in re.findall(r"(\d+)\D+?(higher|lower)", shown):
-        low, high = (int(number) + 1, high) if answer == "higher" else (low, int(number) - 1)
-    return str((low + high) // 2)
-
-
-@pytest.mark.parametrize("context", ["append", "memory"])
-@pytest.mark.parametrize(("player", "reward"), [(guess, 1.0), (lambda shown: "101", 0.0)])
-def test_only_a_player_that_reads_observations_wins(folder, player, reward, context):
-    engine = TextEngine(folder, lambda shown: f"<answer>{player(shown)}</answer>{CHATTER}")
-    env = game("guessing_game", 10, context=context, history_length=9)
-    prompts = [Prompt(id, "text", [Message(role="user", content="...")]) for id in range(8)]
-    requests = [GroupRequest(prompt, 2, Sampling(1600), stream_position=0) for prompt in prompts]
-    worker = make_worker(folder, engine, env, max_prompt_length=400, max_response_length=1600)
-    for group in generate(worker, *requests):
-        one, other = group.trajectories
-        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # same instance, same player
-        for trajectory in group.trajectories:
-            assert trajectory.end is EpisodeEnd.DONE and trajectory.score.reward == reward
-            assert reward or len(trajectory.turns) == 10
-            assert len(trajectory.rows) == (1 if context == "append" else len(trajectory.turns))
-            for turn in trajectory.turns:
-                assert turn.valid and turn.text.endswith("</answer>") and CHATTER not in turn.text

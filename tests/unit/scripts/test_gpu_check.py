@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from scripts.checks import ROOT, Outcome, Untested
 from scripts.gpu_check import check_graphs, check_ipc, check_memory, check_throughput
 from scripts.gpu_check.__main__ import CHECKS, main
 from scripts.gpu_check.kit import Kit, need
-from scripts.gpu_check.wheels import BUILT, PINNED, find_pins, unpack_wheels
 
 FOLDER = ROOT / "scripts" / "gpu_check"
 # A check that records two measurements and then hangs.
@@ -81,20 +79,6 @@ def test_measurements_of_a_check_that_is_stopped_are_kept(
     assert f"    tokens_per_s 1234\n    {beside}\n" in capsys.readouterr().out
 
 
-def test_a_part_that_fails_does_not_hide_the_next() -> None:
-    measurements: dict[str, object] = {}
-    kit = Kit("cpu", Path(), measurements.__setitem__)
-    with kit.part("first"):
-        raise RuntimeError("out of memory\nallocated: 80 GiB")
-    with kit.part("second"):
-        kit.need_gpu("Liger")
-    with kit.part("third"):
-        kit.record("seconds", 1.5)
-    assert measurements == {"first": "failed: out of memory", "second": "untested: Liger needs a GPU", "seconds": 1.5}
-    with pytest.raises(RuntimeError, match=r"^first: RuntimeError: out of memory$"):
-        kit.raise_failures()
-
-
 MEASUREMENTS: dict[str, tuple[list[str], list[str]]] = {  # check -> arguments, some of what it measures
     "throughput": (["0.5b"], ["tokens_per_s", "peak_gib", "trunk_ms", "head_ms", "fsdp_ms", "optimizer_ms", "rest_ms"]),
     "memory": ([], ["plain peak_gib", "lora idle_gib"]),
@@ -120,18 +104,6 @@ def test_what_is_missing_is_named() -> None:
         need("json", "no_such_library")
     with pytest.raises(Untested, match="CUDA graphs"):
         check_graphs.run(Kit("cpu", Path()))
-
-
-def test_wheels_are_pinned_and_unpacked(tmp_path: Path) -> None:
-    assert "pydantic==" in " ".join(find_pins(PINNED)) and find_pins(BUILT) == ["antlr4-python3-runtime==4.9.3"]
-    with pytest.raises(ValueError, match="does not pin no_such_package"):
-        find_pins(["no_such_package"])
-    with zipfile.ZipFile(tmp_path / "some-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("some/__init__.py", "x = 1\n")
-    site = unpack_wheels(tmp_path, tmp_path / "site")
-    assert (site / "some" / "__init__.py").read_text() == "x = 1\n"
-    with pytest.raises(ValueError, match="has no wheels"):
-        unpack_wheels(site, tmp_path / "other")
 
 
 # Packages of this project that a machine with torch, transformers and the wheels lacks. A finder hides them.

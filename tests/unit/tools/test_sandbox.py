@@ -85,15 +85,8 @@ def test_stdin_and_unicode(sandbox: SnippetSandbox) -> None:
     assert "EOFError" in sandbox.run("input()").stderr
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('a' * 5000 + 'b' * 5000)",
-        "for x in 'ab':\n    for _ in range(5000): print(x, end='', flush=True)\nprint()",
-    ],
-    ids=["at once", "in pieces"],
-)
-def test_long_output_is_cut_in_the_middle(sandbox: SnippetSandbox, code: str) -> None:
+def test_long_output_is_cut_in_the_middle(sandbox: SnippetSandbox) -> None:
+    code = "for x in 'ab':\n    for _ in range(5000): print(x, end='', flush=True)\nprint()"
     assert sandbox.run(code, max_output=100).stdout == "a" * 50 + "\n... [9901 bytes cut] ...\n" + "b" * 49 + "\n"
     assert sandbox.run("print('abc')", max_output=4).stdout == "abc\n"
 

@@ -50,13 +50,10 @@ def f(prompt, completion):
         "pid": lambda: float(os.getpid()),
         "stdin": lambda: float(len(sys.stdin.read())),
         "raise": lambda: {}["missing"],
-        "library": lambda: float(json.loads("{")),
         "nan": lambda: math.nan,
         "exit": lambda: sys.exit(3),
         "crash": lambda: ctypes.string_at(0),
-        "nameless": lambda: os.kill(os.getpid(), 40),
         "close": lambda: os.closerange(0, 100),
-        "memory": lambda: bytes(1 << 60),
         "recursion": lambda: f(prompt, "recursion"),
     }[completion]()
 """
@@ -117,13 +114,10 @@ def test_custom_function_grades_all_rows_and_may_print(users):
 
 FAILURES = [
     ("raise", r"KeyError: 'missing' \(.*my_reward.py, line \d+"),
-    ("library", r"JSONDecodeError: .* \(.*my_reward.py, line \d+"),
     ("nan", "the reward is nan"),
     ("exit", r"\(exit code 3\)"),
     ("crash", r"\(SIGSEGV\)"),
-    ("nameless", r"\(signal 40\)"),  # which Python has no name for
     ("close", "process died"),
-    ("memory", "MemoryError"),
     ("recursion", "RecursionError"),
 ]
 
@@ -135,22 +129,6 @@ def test_failure_has_a_reason_and_does_not_affect_other_jobs(users, text, reason
     assert math.isnan(failed.reward) and failed.components == {}
     assert re.search(reason, failed.reason)
     assert first == last == Score(1.0)
-
-
-def test_components_are_added_to_the_built_in_reward():
-    weights = {"task": 0.9, "format": 0.1, "language": 0.1}
-    with open_graders(Reward(components=weights)) as graders:
-        good, bare, unreadable = graders.score(GSM8K, ["<think>2+2</think> \\boxed{4}", "4", "?"])
-        text = "Two and two make four, as everybody has known for a while: 4"
-        (without_content,) = graders.score(Prompt(0, "gsm8k", [{"role": "user"}], "4"), [text])
-    # no words at all: no language
-    assert good == Score(1.0, {"accuracy": 1.0, "task": 1.0, "format": 1.0, "language": 0.0})
-    assert bare == Score(0.9, {"accuracy": 1.0, "task": 1.0, "format": 0.0, "language": 0.0})
-    assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
-    assert without_content.outcome is Outcome.GRADER_FAILED  # raised by the component
-    assert "KeyError: 'content'" in without_content.reason
-    (ungraded,) = scores(["4"], components=weights, required=["format"])
-    assert (ungraded.reward, ungraded.accuracy) == (0.0, 1.0)
 
 
 def test_components_are_added_to_the_users_reward(custom):

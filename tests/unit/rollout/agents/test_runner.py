@@ -128,6 +128,7 @@ FAILURES = [
     ("ask(endpoint)", "returned no reward"),
     ("ask(endpoint); return float('nan')", "the reward is nan"),
     ("ask(endpoint); return {'turn_rewards': [1.0, 2.0]}", "2 numbers for 1 answers"),
+    ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
     ("endpoint.reward(ask(endpoint).id, float('nan')); return 1.0", "the reward is nan"),
     ("ask(endpoint); endpoint.reward('other', 1.0); return 1.0", "no such request"),
     ("return 1.0", "no answer from the policy"),
