@@ -4,7 +4,6 @@ from alphaapollo.models.load import list_template_notices
 from tests.unit.tool_templates import HERMES, tokenizer_of
 
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-CHAT = [{"role": "user", "content": "hi"}]
 
 
 def test_template_variable_that_is_not_read_is_reported(tmp_path):

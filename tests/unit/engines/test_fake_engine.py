@@ -18,10 +18,3 @@ def test_answers_depend_on_context_and_seed():
     assert len(first.logprobs) == len(first.token_ids)
     cut = generate(FakeEngine(50, min_tokens=5, max_tokens=5), [1], Sampling(2, stop_token_ids=(99,)))
     assert len(cut.token_ids) == 2 and cut.stop_reason is StopReason.LENGTH
-
-
-def test_weights_are_not_verified():
-    engine = FakeEngine(50)
-    assert asyncio.run(engine.confirm_weights(7)) is None
-    assert generate(engine, [1], Sampling(2)).weight_version == 7
-    assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2

@@ -37,8 +37,3 @@ def test_images_of_a_tool_follow_its_text() -> None:
     native = ActionHandler(TOOLS, lambda text: [ToolCall("draw", '{"count": 2}')], sees_images=True)
     content = "2  images<image><image>"
     assert act(native) == {"role": "tool", "content": content, "name": "draw", "images": [SMALL, WIDE]}
-
-
-def test_a_text_model_sees_the_text_of_a_tool() -> None:
-    text = '<tool_response>{"status": "ok", "text": "2 <image> images"}</tool_response>'
-    assert act(ActionHandler(TOOLS)) == {"role": "user", "content": text}

@@ -12,9 +12,7 @@ from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup
 from tests.unit import virtual_time
-from tests.unit.rollout.test_images import SMALL
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
-from tests.vision.models import make as make_vision_model
 
 CHAT = [Message(role="user", content="2+2=?")]
 PROMPT = Prompt(3, "exact", CHAT, ground_truth="4")
@@ -91,13 +89,3 @@ def test_pause_does_not_count_in_environment_time_limits(folder):
         return clock.seconds_left
 
     assert virtual_time.run(play()) == 5.0
-
-
-def test_worker_of_a_vision_language_model_prepares_images(tmp_path):
-    make_vision_model("qwen3_vl", tmp_path / "model")
-    content = [Message(role="user", content="<image> How many?", images=[SMALL])]
-    worker = make_worker(tmp_path / "model", FakeEngine(256, max_tokens=4), **LIMITS)
-    (group,) = generate(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
-    first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
-    assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
-    assert worker._services.sees_images

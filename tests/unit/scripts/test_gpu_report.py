@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from scripts.checks import ROOT
 from scripts.gpu_check import check_memory
 from scripts.gpu_check.__main__ import CHECKS
 from scripts.gpu_check.expectations import ESTIMATE, PLANNER, SIMULATION, list_expectations
 from scripts.gpu_report import BLOCK, NOT_MEASURED, PAGES, list_rows, read_report, render_page
 
-H200 = "NVIDIA H200"
 
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    return {check: list_expectations(check) for check in CHECKS}
-
-
-def test_expectations_have_sources_and_sizes(expected: dict[str, Any]) -> None:
+def test_expectations_have_sources_and_sizes() -> None:
+    expected = {check: list_expectations(check) for check in CHECKS}
     assert expected["step:0.5b"]["seconds"] == (70.0, 105.0, ESTIMATE)
     assert expected["throughput:0.5b"]["waits_per_micro_batch"] == (2.0, 2.0, SIMULATION)
     for check, name in (("throughput:0.5b", "peak_gib"), ("step:0.5b", "policy_peak_gib")):

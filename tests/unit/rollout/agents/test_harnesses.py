@@ -2,6 +2,8 @@
 requirements of this project."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,52 @@ def test_smolagents_writes_tool_calls_as_text(server):
     first, second = session.answers
     assert len(rows) == 2 and not first.request.difference
     assert all(part in second.request.difference for part in ('add({"a": 2, "b": 2})', "Calling tools:"))
+
+
+@pytest.mark.skipif("MINI_SWE_PYTHON" not in os.environ, reason="set MINI_SWE_PYTHON to a Python with mini-swe-agent")
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="install bubblewrap to run this test")
+def test_mini_swe_agent(server, tmp_path, monkeypatch):
+    for name in ("PYTHONPATH", "LC_ALL"):  # of this process, not of the sandbox
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    code, test = "def add(a, b):\n    return a - b\n", "import calc\nassert calc.add(2, 2) == 4\n"
+    files = {"files": {"calc.py": code}, "tests": {"test_calc.py": test}, "test": "python3 -B test_calc.py"}
+    task = {**TASK, "env_kwargs": files}
+    answers = {
+        "<returncode>0": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+        "<returncode>1": call("bash", command="sed -i s/-/+/ calc.py && python3 -B test_calc.py"),
+        "2+2": call("bash", command="python3 -B test_calc.py"),
+    }
+    session, (row,) = run_program_of(server, "mini_swe_agent.py", answers, task, os.environ["MINI_SWE_PYTHON"])
+    assert len(row.turn_ends) == 3 and not any(one.request.difference for one in session.answers)
+
+
+@pytest.mark.skipif("VERIFIERS_PYTHON" not in os.environ, reason="set VERIFIERS_PYTHON to a Python that has verifiers")
+def test_verifiers(server, tmp_path, monkeypatch):
+    (tmp_path / "sums.py").write_text(SUMS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    task = {**TASK, "env_kwargs": {"taskset": "sums", "index": 2}}
+    python = os.environ["VERIFIERS_PYTHON"]
+    session, (row,) = run_program_of(server, "verifiers_program.py", {"2+2": "4"}, task, python)
+    assert len(row.turn_ends) == 1 and len(session.answers) == 1
+
+
+SUMS = """
+import verifiers.v1 as vf
+
+__all__ = ["SumsTaskset"]
+
+class Sum(vf.TaskData):
+    answer: str
+
+class SumTask(vf.Task[Sum]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        return float(self.data.answer == trace.last_reply)
+
+class SumsTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for number in range(4):
+            yield SumTask(Sum(prompt=f"{number}+{number}=?", answer=str(2 * number)), self.config.task)
+"""

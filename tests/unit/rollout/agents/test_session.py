@@ -58,7 +58,7 @@ class Talk:
         )
         self.count = 10
 
-    def ask(self, *texts, n=1, role="", tools="", delivered=True, constrained=False, retry=False) -> Request:
+    def ask(self, *texts, n=1, role="", tools="", delivered=True, retry=False) -> Request:
         """Send a chat of user messages and answers in turn. The n answers are a11, a12, ..., counted over all requests;
         a retry gets those of the request that was not delivered."""
         messages = make_chat(*texts)
@@ -69,7 +69,7 @@ class Talk:
         new = texts[span[1] :] if span else texts
         request.check_prompt(known)
         prompt = [*known, *(hash(text) % 1000 + 1000 for text in new)]
-        request.start_sampling(f"id{self.count}", prompt, 50, constrained)
+        request.start_sampling(f"id{self.count}", prompt, 50)
         numbers = range(self.count + 1, self.count + n + 1) if request.earlier is None else request.earlier.outputs
         self.count += n * (request.earlier is None)
         answers = [Answer(request, make_completion([number, END]), "", f"a{number}") for number in numbers]
