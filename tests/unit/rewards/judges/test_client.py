@@ -96,6 +96,11 @@ def test_the_cache_drops_the_least_recently_used_verdict(start: Start, size: int
     assert use(server, call, cache_size=size) == cached and len(server.requests) == cached.count(0)
 
 
+def test_without_a_cache_equal_requests_in_flight_are_judged_each(start: Start) -> None:
+    values = use(start("SCORE: 0", "SCORE: 1"), ask_all("a", "a", "a"), cache_size=0, max_connections=1)
+    assert [value for value, _ in values] == [0.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
 def test_refused_requests_are_retried(start: Start, status: int) -> None:
     server = start(status, status, "SCORE: 1")
