@@ -122,9 +122,3 @@ def test_tables_with_other_separators_and_encodings_are_read(tmp_path, name, con
     (tmp_path / name).write_bytes(content)
     (prompt,) = load_prompts(str(tmp_path / name), "prompt")
     assert (prompt.content[0]["content"], prompt.ground_truth) == ("1+1=?", "2")
-
-
-def test_a_table_in_latin_1_is_an_error_that_names_the_encoding(tmp_path):
-    (tmp_path / "a.csv").write_bytes("question,answer\n1+1 \u00e9gale?,2\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"0xe9.*UTF-8"):
-        load_prompts(str(tmp_path / "a.csv"), "prompt")

@@ -53,15 +53,21 @@ distinct_ngrams, format_score, format_opened, think_format = (
 )
 MARKS = [
     (find_boxed, "5", [r"so \boxed{5}.", r"\boxed {5}", r"\fbox{5}", r"{ \boxed{5}", r"} \boxed{5}"]),
+    (find_boxed, "5", [r"\boxed{\boxed{5}}"]),
+    (find_boxed, "2", [r"\boxed{1} then \boxed{2}"]),
     (find_boxed, r"\frac{1}{2}", [r"\boxed{\frac{1}{2}}"]),
     (find_boxed, r"\{1, 2\}", [r"\boxed{\{1, 2\}}"]),
     (find_boxed, "4", [r"\boxed{4} and \boxed{5"]),
+    (find_boxed, "", [r"\boxed{}"]),
     (find_boxed, None, ["boxed{5}", "", r"\boxed{" * 300_000]),
     (find_answer_tag, "5", ["<answer> 5 </answer>", "<answer>1</answer><answer>\n5\n</answer>"]),
     (find_answer_tag, None, ["<answer>5", "5"]),
     (find_text_after_hash_marks, "2", ["1+1=2\n#### 2", "#### 1\n#### 2\nmore"]),
+    (find_text_after_hash_marks, "", ["####"]),
     (find_text_after_hash_marks, None, ["2"]),
     (find_marked_answer, "3", [r"#### 1 \boxed{2} <answer>3</answer>", r"<answer>so \boxed{3}</answer> \boxed{2}"]),
+    (find_marked_answer, "2", [r"\boxed{2} #### 1"]),
+    (find_marked_answer, "1", ["2\n#### 1"]),
     (find_marked_answer, None, ["2"]),
     (find_marked_answer, "1, 2", [r"\boxed{1} \quad \text{ or } \boxed{2}", r"<answer>\boxed{1}, \boxed{2}</answer>"]),
     (find_marked_answer, r"\{1\}, 2", [r"\(\boxed{\{1\}}\)" + "\n\n2. " + r"\(\boxed{2}\)"]),
@@ -69,6 +75,8 @@ MARKS = [
     (remove_thoughts, "<answer>b", ["<think>a<answer>b", "<think><answer>a</think><answer>b"]),
     (split_thoughts, ("a", "b"), ["<think>a</think>b", "a</think>b"]),
     (split_thoughts, ("a", ""), ["<think>a"]),
+    (split_thoughts, ("", "b"), ["b"]),
+    (split_thoughts, ("", ""), [""]),
     (split_thoughts, ("a", "b</think>c"), ["<think>a</think>b</think>c"]),
 ]
 NUMBERS = [
@@ -77,21 +85,29 @@ NUMBERS = [
     (1000, ["#### 1 000", "<answer>$1 000 a month</answer>", r"\boxed{1{,}000}", r"so $1\,000$", "#### 1e3"]),
     (-12, ["#### -12\nbye 5"]),
     (-5, ["x = -5", "(-5)", "-$5"]),
+    (7, ["so she has 3 + 4 = 7 apples.", "<answer>\\boxed{7}</answer> 8"]),
     (3, ["5-3", "3 eggs", "3."]),
     (18, [r"\boxed{\$18}", "It is 18 (seen on 2024-05-31)."]),
     (Fraction(1, 2), [r"\boxed{\frac{1}{2}}", "1/2", ".5"]),
+    (Fraction(-1, 2), [r"\boxed{-\frac{1}{2}}"]),
     (Fraction(1, 4), ["#### 2.5E-1"]),
     (Fraction(2469135, 2), ["1,234,567.50"]),
+    (12345678, ["#### 12 345 678"]),
+    (100, ["5 100"]),
     (2012, ["2024-12 = 2012"]),
+    (50, ["50%"]),
     (None, ["1/0", "1e99999999999999", "1e201", "2024-05", "<answer>none</answer> 8", "no number", "", "3" * 5000]),
 ]
 LETTERS = [
     ("B", ["B", "(b)", "B.", "B) Paris", "b", "**b**", "b) Paris"]),
+    ("B", ["<answer>B</answer>", "<answer>B: Paris</answer>", "<answer>The answer is (B)</answer>"]),
     ("B", ["<answer>b</answer>", r"\boxed{B}", r"\boxed{\text{(B)}}", r"\boxed{\textbf{(B)}\ 12}"]),
     ("B", ["A is wrong, so the answer is B.", "The answer is b."]),
     ("B", ["B, because A is wrong", "B, A is wrong", "<answer>B. Paris, the capital</answer>"]),
     ("C", ["[C]", "The answer is **(C)**.", "First answer: A. No.\nFinal answer: C", "C is correct."]),
     ("C", ["Option C is correct", "Option A is wrong.\nOption C is the right one, for it is warm."]),
+    ("A", ["The correct option is (a) since"]),
+    ("D", ["Answer: D"]),
     ("J", ["Thinking of A and D.\nJ"]),
     ("AC", ["A, C", "AC", "C, A", "(A) and (C)", '["A", "C"]', "a, c", "A; C", "A and C are correct", "[A, C]"]),
     ("AC", ["The answers are A and C.", "<answer>AC</answer>", r"\boxed{A}, \boxed{C}", r"$\boxed{\text{A, C}}$"]),
@@ -103,18 +119,21 @@ LETTERS = [
 FORMATS = [
     (1.0, [r"<think>2 + 2</think>So it is \boxed{4}.", "<think>2 + 2</think>\n<answer>4</answer>"]),
     (1.0, [r"<think>2 + 2</think><answer>\boxed{4}</answer>", r"<think></think>\boxed{\frac{1}{2}}"]),
+    (1.0, ["\n <think>\n二加二\n</think> <answer>四</answer> ", r"<think>maybe \boxed{3}</think>\boxed{4}"]),
     (1.0, ["<think>" + "a b " * 25_000 + r"</think>\boxed{4}"]),
     # no answer after the thoughts
     (0.0, ["<think>2 + 2</think>", "<think>2 + 2</think>So it is 4.", r"<think>\boxed{4}</think>"]),
     (0.0, [r"<think>2</think>\boxed{ }", r"<think>2</think>\boxed{4", "<think>2</think><answer> </answer>"]),
     (0.0, ["<think></think>" + r"\boxed{" * 15_000]),
     # answer tags that are broken, or two
+    (0.0, [r"<think>2 + 2</think><answer>\boxed{4}", r"<think>2 + 2</think>\boxed{4}</answer>"]),
     (0.0, ["<think>2</think></answer>4<answer>", "<think>2</think><answer>3</answer><answer>4</answer>"]),
     # think tags that are broken, not first, or twice
     (0.0, ["", r"\boxed{4}", r"<think>2 + 2 \boxed{4}", r"2 + 2</think>\boxed{4}", r"</think><think>\boxed{4}"]),
     (0.0, [r"Well. <think>2 + 2</think>\boxed{4}", r"<Think>2 + 2</Think>\boxed{4}", "<think>" * 15_000]),
     (1.0, [r"[THINK]2 + 2[/THINK]\boxed{4}", r"<|channel|>analysis<|message|>2 + 2<|end|>\boxed{4}"]),
     (0.0, [r"<think><think>2</think>\boxed{4}", r"<think>2</think></think>\boxed{4}"]),
+    (0.0, [r"<think>2</think><think>2</think>\boxed{4}"]),
 ]
 THINK_FORMATS = [  # of the test of TRL's think_format_reward
     (1.0, ["<think>This is my reasoning.</think>This is my answer.", "<think></think>\nThis is my answer."]),
@@ -124,6 +143,7 @@ THINK_FORMATS = [  # of the test of TRL's think_format_reward
     (0.0, ["This is my reasoning.</think>\nThis is my answer.", "This is my reasoning.</think>This is my answer."]),
     (0.0, ["This<think>is my reasoning.</think>\nThis is my answer."]),
     (0.0, ["<think>This is<think>my reasoning.</think></think>This is my answer."]),
+    (0.0, ["<think>This is</think>\nmy\n<think>reasoning.</think>\nThis is my answer."]),
 ]
 LANGUAGES = [
     ("en", [THOUGHTS, THOUGHTS.upper()]),
@@ -132,6 +152,7 @@ LANGUAGES = [
     ("ru", ["Сначала найдём, сколько она продала в мае, а затем сложим оба числа."]),  # noqa: RUF001
     ("zh", ["首先我们计算五月份卖了多少个"]),
     ("ja", ["まず5月に売った数を計算します。"]),
+    ("ko", ["먼저 5월에 판 개수를 계산합니다. 그런 다음 두 수를 더합니다."]),
     (None, ["", "The answer is 72.", "答案是七十二", "1 + 1 = 2, " * 100, "🙂" * 100]),
 ]
 PROSE = [
@@ -141,6 +162,7 @@ PROSE = [
     ("it ends in", ["it ends in ```python\nprint('hello')"]),
     ("is clear", ["\\begin{align*}\na &= b\\\\\n\\end{align*} is \\textbf{clear}"]),
     ("don't know", ["<answer>don't <b>know</b></answer>"]),
+    ("été — naïve", ["été — naïve"]),
     ("an open and and align stay", ["an open $ and \\( and \\begin{align} stay"]),
 ]
 SCORES = [
@@ -149,17 +171,21 @@ SCORES = [
     (asked(ENGLISH), 1.0, [f"<think>{THOUGHTS}</think>{ANSWER}", f"{THOUGHTS}</think>{ANSWER}", ANSWER]),
     (asked(ENGLISH), 1.0, [f"<think>{THOUGHTS}</think>\\boxed{{72}}"]),  # an answer without words
     (asked(ENGLISH), 0.0, [f"<think>{FRENCH}</think>{ANSWER}", f"<think>{THOUGHTS}</think>{FRENCH}"]),
+    (asked(ENGLISH), 0.0, [f"<think>{FRENCH}</think>{FRENCH}", f"<think>{FRENCH}"]),
     (asked(ENGLISH), 0.0, [f"<think>{CHINESE}</think>{ANSWER}"]),
     (asked(ENGLISH), 0.0, ["", "<think></think>", "<think>24 + 48 = 72</think>\\boxed{72}"]),  # nothing is said
+    (asked(FRENCH), 1.0, [f"<think>{FRENCH}</think>{FRENCH}"]),
     (asked(FRENCH), 0.0, [f"<think>{THOUGHTS}</think>{FRENCH}"]),
     (asked(CHINESE_QUESTION), 0.0, [f"<think>{THOUGHTS}</think>{CHINESE}"]),
     (asked(NO_WORDS), 1.0, [f"<think>{THOUGHTS}</think>{ANSWER}"]),
     (asked(NO_WORDS), 0.0, [f"<think>{FRENCH}</think>{ANSWER}"]),
     (distinct_ngrams, 1.0, ["", "one two three", "one two three four five"]),
+    (distinct_ngrams, 1.0, ["x中y x中y"]),  # 6 words: x中yx 中yxx yxx.. differ
     (distinct_ngrams, 1 / 2, ["a a a a a"]),  # 2 4-grams, both alike
     (distinct_ngrams, 4 / 5, ["a b c d a b c d"]),  # abcd bcda cdab dabc abcd
     (distinct_ngrams, 4 / 9, ["x = 1; x = 1; x = 1;"]),  # 12 words: 9 4-grams of a period of 4
     (distinct_ngrams, 2 / 3, ["我们我们我们"]),  # 6 words: 我们我们 们我们我 我们我们
+    (distinct_ngrams, 1 / 3, ["да да да да да да"]),
     (distinct_ngrams, pytest.approx(0.0, abs=1e-3), ["wait, let me check again. " * 4_000, "?" * 100_000]),
 ]
 TABLES = {
