@@ -123,6 +123,7 @@ def test_reason_is_one_short_line():
 
 BLOCKS = [
     ("```python\na\n```", "a"),
+    ("```\na\n```\n```\nb\n```", "b"),
     ("```\na\n```\ntext ```py\nb\n```\n```text\nc\n```", "b"),
     ("<think>```python\na\n```</think>\n```python\nb\n", "b\n"),
     ("    return 1", "    return 1"),

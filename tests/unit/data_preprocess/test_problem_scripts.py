@@ -29,6 +29,7 @@ def test_gsm8k_as_a_command(tmp_path):
     train, val = (load_prompts(str(tmp_path / f"{split}.parquet"), "prompt") for split in ("train", "val"))
     assert (len(train), len(val), train[0].ground_truth) == (8, 2, "72")
     assert train[0].content[0]["content"].startswith("Natalia sold clips")
+    assert train[0].env_kwargs["ground_truth"] == train[0].extra_info["ground_truth"] == "72"
     assert not {p.extra_info["question"] for p in train} & {p.extra_info["question"] for p in val}
 
 
