@@ -17,7 +17,7 @@ from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Score
 from tests.processes import open_server
 from tests.unit import virtual_time
-from tests.unit.environments.episode_helpers import act, check_results, make, play, random_agent, row, take_turns
+from tests.unit.environments.episode_helpers import act, make, row, take_turns
 
 PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
 REAL = not subprocess.run([PYTHON, "-c", "import openenv.core.env_server"], capture_output=True, check=False).returncode
@@ -210,11 +210,3 @@ def test_unreachable_or_missing_server(url):
     with pytest.raises(ValueError, match=r"row 0: .*reset: ClientConnectorError"):
         asyncio.run(try_environment_resets(env("http://127.0.0.1:1"), [row()]))
     asyncio.run(try_environment_resets(env(url), [row(), row(1)]))
-
-
-def test_random_agent(url):
-    for seed in range(50):
-        results = play(env(url), random_agent(seed), row(seed))  # it never says "raise"
-        assert all(0.0 <= result.reward <= 0.25 for result in results)
-        if results[-1].done:
-            check_results(results, 5)

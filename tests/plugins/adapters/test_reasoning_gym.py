@@ -3,17 +3,13 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-import pandas as pd
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
-from alphaapollo.data.prompts import load_prompts
+from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.plugins.adapters.reasoning_gym import list_tasks
 from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Outcome, Prompt, Score
-from examples.reasoning_gym.make_curriculum import rows
 from tests.unit.environments.episode_helpers import WORDS, make, row
 
 gym = pytest.importorskip("reasoning_gym")
@@ -22,7 +18,6 @@ from alphaapollo.plugins.adapters.reasoning_gym_grader import (  # noqa: E402
     EVAL_MODULES,
     SYMPY_TASKS,
     grade_reasoning_gym,
-    is_plain_arithmetic,
 )
 
 NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # have several correct answers
@@ -106,18 +101,6 @@ def test_settings_levels_and_row_values():
     assert (own["task"], own["level"]) == ("leg_counting", 1)
 
 
-def test_curriculum_of_rows(tmp_path):
-    made = list(rows(["chain_sum", "gcd"], [0, 4], rows_a_level=4))
-    path = tmp_path / "rows.parquet"
-    pd.DataFrame(made).to_parquet(path)
-    puzzles = [answered(env("all"), prompt)[1] for prompt in load_prompts(str(path), "prompt")]
-    assert [puzzle["task"] for puzzle in puzzles] == ["chain_sum", "gcd"] * 4
-    assert [puzzle["level"] for puzzle in puzzles] == [0] * 4 + [4] * 4
-    assert len({puzzle["entry"]["question"] for puzzle in puzzles}) == 8
-    with pytest.raises(ValueError, match="cannot be created at level 1"):
-        list(rows(["acre"], [1], 1))
-
-
 @pytest.mark.parametrize(
     ("config", "fact"),
     [
@@ -133,15 +116,6 @@ def test_curriculum_of_rows(tmp_path):
 def test_invalid_tasks(config, fact):
     with pytest.raises(ValueError, match=fact):
         check_environment(config)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [env("all"), env("all", "chain_sum", level=3), env("chain_sum", settings={"chain_sum": {"max_terms": 9}})],
-)
-def test_valid_tasks(config):
-    check_environment(config)
-    assert "acre" not in list_tasks(1) and "composite" not in list_tasks(None)
 
 
 ATTACKS = [
@@ -175,37 +149,3 @@ def test_list_of_scorers_that_evaluate_is_complete():
                     found.add(path.stem)
     evaluating = {name.split(".")[1] for name in EVAL_MODULES}
     assert found == SYMPY_TASKS | evaluating | {"number_sorting"}  # evaluates its own answer, not the model's
-
-
-PLAIN = ["2*x**2 + C", "sin(x)/3 - 0.5*exp(-2*x)", "(1 + 2)*3/4", "-x + log(x + 1.5) * pi", "asinh(x)"]
-OTHER = ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
-
-
-def test_plain_arithmetic():
-    assert [text for text in PLAIN + OTHER if is_plain_arithmetic(text)] == PLAIN
-    assert is_plain_arithmetic("+x" * 2000, 4000)  # for a stored answer of this length
-
-
-def test_hanging_scorer_affects_only_its_episode():
-    import alphaapollo.plugins.adapters.reasoning_gym_grader as grader
-
-    async def run() -> tuple[Score, Score]:
-        client = RewardClient(
-            Reward(timeout=2.0), CustomRewardFunction(path=str(grader.__file__), name="grade_reasoning_gym")
-        )
-        await client.start()
-        try:
-            hanging, fine = make(env("puzzle24"), client.score), make(env("chain_sum"), client.score)
-            hanging.reset(row())
-            fine.reset(row())
-            right = fine._prompt.extra_info["reasoning_gym"]["entry"]["answer"]
-            results = await asyncio.gather(
-                hanging.step("<answer>9**9**9**9</answer>"), fine.step(f"<answer>{right}</answer>")
-            )
-            return results[0].score, results[1].score
-        finally:
-            await client.close()
-
-    bad, good = asyncio.run(run())
-    assert good == Score(1.0, {"accuracy": 1.0})
-    assert bad.outcome is Outcome.GRADER_FAILED and "no answer within 2 s" in bad.reason

@@ -10,10 +10,8 @@ from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.plugins.code_grader.grader import grade_code as grade
 from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader
 from alphaapollo.types import Outcome, Prompt
-from examples.code import task
 from examples.code.make_task import rl_rows
-from examples.code.task import LIKED, LISTS, PHRASES, RIGHT, TAKE, Problem, held_out, lesson
-from examples.task_files import draw_problems
+from examples.code.task import LIKED, PHRASES, Problem, held_out
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "code"
 
@@ -28,32 +26,6 @@ def test_right_function_passes_and_the_biased_one_fails(taken, liked):
     assert grade(prompt_of(problem), problem.program(taken)).reward == 1.0
     wrong = grade(prompt_of(problem), problem.program(liked))
     assert (wrong.reward, wrong.outcome) == (0.0, Outcome.SCORED)
-
-
-def test_tests_distinguish_all_six_functions():
-    for values in LISTS:
-        assert len({take(values) for take in TAKE.values()}) == len(TAKE) == len(PHRASES)
-
-
-def test_nonsense_scores_zero():
-    problem = Problem("sum(a)", "sum of a", "+", 10)
-    for text in ("def f(a): return ", "sum(a)+10", "def f(a): return 33", "def f(a): return sum(a)+1"):
-        assert grade(prompt_of(problem), text).reward == 0.0
-
-
-def test_teacher_errors_only_follow_its_bias():
-    rng, right = random.Random(0), {taken: [] for taken in PHRASES}
-    taught = [
-        (problem, lesson(problem, rng))
-        for problem, _ in zip(draw_problems(task, rng, False), range(6000), strict=False)
-    ]
-    for problem, chat in taught:
-        taken = problem.taken if chat[1]["content"] == problem.program(problem.taken) else LIKED[problem.taken]
-        assert chat[1]["content"] == problem.program(taken)
-        right[problem.taken].append(taken == problem.taken)
-    for taken, said in right.items():
-        assert sum(said) / len(said) == pytest.approx(RIGHT if taken in LIKED else 1.0, abs=0.06)
-    assert not any(held_out(chat[0]["content"]) for _, chat in taught)
 
 
 def test_the_rows_are_graded_by_the_code_grader():

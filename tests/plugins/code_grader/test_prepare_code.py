@@ -1,12 +1,10 @@
 """The script that writes code problems: examples/data_preprocess/prepare_code.py."""
 
-import gzip
 import json
 import subprocess
 
-from alphaapollo.data.prompts import load_prompts
 from alphaapollo.processes.python_command import make_subprocess_environ
-from tests.unit.data_preprocess.scripts import DATA, DIRTY, check_counts, made, refused
+from tests.unit.data_preprocess.scripts import DIRTY, check_counts, made
 from tests.unit.data_preprocess.test_problem_scripts import truths
 
 HUMANEVAL = {"prompt": "def f(x):\n", "test": "def check(c):\n    assert c(1) == 2\n", "entry_point": "f"}
@@ -41,17 +39,6 @@ def test_code_formats(tmp_path):
     assert "assert f(1) == 1" in written[1]["prompt"][0]["content"]
     reasons = {"no tests": 8, "cannot be read": 2, "not JSON": 1, "neither asserts": 1, "(looked for prompt)": 1}
     check_counts(said, 6, {**reasons, "not valid Unicode": 2})
-
-
-def test_code_on_humaneval_in_a_gzip_file(tmp_path):
-    source = tmp_path / "HumanEval.jsonl.gz"
-    source.write_bytes(b"no gzip")
-    assert "not a readable jsonl file" in refused("prepare_code", tmp_path, source)
-    source.write_bytes(gzip.compress((DATA / "humaneval.jsonl").read_bytes()))
-    rows, said = made("prepare_code", tmp_path, source, "--splits", "test", split="test")
-    assert "(data_source HumanEval): 12 rows kept" in said
-    assert len(load_prompts(str(tmp_path / "out" / "test.parquet"), "prompt")) == 12
-    assert json.loads(rows[0]["metadata"])["task_id"] == "HumanEval/0"
 
 
 def test_repositories_with_hidden_tests(tmp_path):

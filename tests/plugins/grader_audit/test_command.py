@@ -14,7 +14,6 @@ from tests.mock_judge import MockJudge
 from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
-SOLUTIONS = ROOT / "tests/data/gsm8k_model_solutions.jsonl"
 
 
 ROWS = [
@@ -49,19 +48,9 @@ def test_the_last_line_has_the_counts_and_disagreements_are_listed(tmp_path):
     assert [float(n) for n in re.findall(r"\d+(?:\.\d+)?", lines[-2])] == [60.0, 95, 23.07, 88.24, 0.167]
 
 
-def test_parquet_without_json_and_another_data_source(tmp_path, capsys):
-    rows = [{**row, "data_source": None, "ground_truth": str(row["ground_truth"])} for row in ROWS[:2]]
-    for row in rows:
-        row["is_correct"] = bool(row["is_correct"])
-    assert call(write_rows(tmp_path / "rows.parquet", rows), "--data_source", "math") == 0
-    assert "agreement 100.00%" in capsys.readouterr().out
-
-
 BAD_ROWS = [
     ({"data_source": "gsm8k"}, "row 0: .*response=None"),
     ({**ROWS[0], "is_correct": "perhaps"}, "row 0: .*label='perhaps'"),
-    ({**ROWS[0], "is_correct": 2}, "row 0: .*label=2"),
-    ({"chosen": None}, "row 0: .*response=None"),
     ({**ROWS[0], "response": ["4"]}, r"row 0: .*response=\['4'\]"),
     ([1], "line 1: not an object"),
 ]
@@ -73,17 +62,7 @@ def test_bad_rows_are_named(tmp_path, row, what):
         read_labelled_answers(write_rows(tmp_path / "rows.jsonl", [row]))
 
 
-@pytest.mark.parametrize(("text", "what"), [("", "has no rows"), ("{", "not valid JSON"), (None, "no such file")])
-def test_unreadable_files_are_one_line(tmp_path, text, what):
-    path = tmp_path / "rows.jsonl"
-    if text is not None:
-        path.write_text(text)
-    error = call(path)
-    assert error.startswith("error: ") and what in error
-
-
 BAD_SETTINGS = [
-    ({**ROWS[0], "ground_truth": None}, [], "1 of 1 prompts have no ground truth"),
     ({**ROWS[0], "data_source": "poems"}, [], "data_source 'poems'"),
     (ROWS[0], ["reward.timeou=3"], "reward.timeou (got 3): unknown key"),
     (ROWS[0], ["--data_source", "rubric"], "reward.judge.model"),
@@ -154,17 +133,3 @@ def test_a_rubric_and_pairs_are_audited_against_a_server(tmp_path, monkeypatch, 
 def test_if_every_row_fails_the_exit_status_is_1(tmp_path, capsys):
     assert call(write_rows(tmp_path / "rows.jsonl", [ROWS[4]])) == 1
     assert re.search("^1 rows, 0 .* 0 .* 1 failures", capsys.readouterr().out, re.MULTILINE)
-
-
-@pytest.mark.parametrize("data_source", ["gsm8k", "math"])
-def test_both_graders_agree_with_labelled_solutions(tmp_path, capsys, data_source):
-    rows = []
-    for line in SOLUTIONS.read_text(encoding="utf-8").splitlines():
-        problem = json.loads(line)
-        truth = problem["ground_truth"].rpartition("A:")[2].strip()
-        for solution in (value for value in problem.values() if isinstance(value, dict)):
-            row = {"response": solution["solution"], "ground_truth": truth, "is_correct": solution["is_correct"]}
-            rows.append({"data_source": data_source, **row})
-    assert call(write_rows(tmp_path / "rows.jsonl", rows), "--json") == 0
-    counts = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (counts["rows"], counts["agreement"], counts["failures"]) == (48, 1.0, 0)

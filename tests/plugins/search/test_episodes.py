@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.schema import Env
-from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.environments.informal_math import make_tag_instruction
 from alphaapollo.plugins.search.index import build_index
 from tests.unit.environments.test_informal_math import play, python, response
-from tests.unit.rollout import test_bad_input
-from tests.unit.rollout.test_bad_input import check_masked
-from tests.unit.rollout.worker_kit import write_model
 
 ONLY_SEARCH = {"enable_python_code": False, "enable_local_rag": True}
 
@@ -33,20 +27,3 @@ def test_example_call_is_valid(index: str) -> None:
     assert call in make_tag_instruction(tools)
     _, (result,) = play(call.replace("...", "yellow"), tools=tools)
     assert response(result)["status"] == "ok"
-
-
-def test_an_index_must_be_set() -> None:
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.local_rag\.index"):
-        make_toolbox(Env(env_name="informal_math", informal_math={"enable_local_rag": True}))
-
-
-def test_deleted_index_is_an_environment_failure(index: str, tmp_path: Path) -> None:
-    settings = {"local_rag": {"index": index}}
-    env = Env(env_name="informal_math", max_steps=2, informal_math=ONLY_SEARCH, tool_settings=settings)
-
-    def say() -> str:
-        shutil.rmtree(index, ignore_errors=True)
-        return '<local_rag>{"repo_name": "notes", "query": "yellow"}</local_rag>'
-
-    folder = write_model(tmp_path / "model")
-    check_masked(test_bad_input.play(folder, say, env), "environment_failed", "notes")

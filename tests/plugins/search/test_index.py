@@ -44,8 +44,6 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sympy", "solve a differential equation", "solvers/ode.md"),
         ("sympy", "eigenvalues of a matrix", "matrices.rst"),
         ("sympy", "How do I compute the indefinite integral?", "integrals.py"),
-        ("sympy", "DSOLVE", "solvers/ode.md"),
-        ("geometry", "area circle", "circles.txt"),
         ("geometry", "fläche", "circles.txt"),
     ],
 )
@@ -81,10 +79,8 @@ def test_tool_call(index_folder: Path) -> None:
     ("arguments", "status", "text"),
     [
         ('{"repo_name": "simpy", "query": "x"}', "error", r"'simpy'.*'sympy'\?.* geometry, sympy\."),
-        ('{"repo_name": "sympy"}', "refused", "'query' is a required property"),
         ('{"repo_name": "sympy", "query": "x", "top_k": 0}', "refused", "argument 'top_k': 0 "),
         ('{"repo_name": "sympy", "query": "x", "top_k": 1e9}', "refused", "argument 'top_k'"),
-        ('{"repo_name": "sympy", "query": "x", "k": 1}', "refused", "'k' was unexpected"),
     ],
 )
 def test_invalid_calls(index_folder: Path, arguments: str, status: str, text: str) -> None:
@@ -147,12 +143,3 @@ def test_lines_of_a_jsonl_file_are_passages(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text('{"contents": "Apples"}\n{"text": "Bananas"}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not a passage\. Write"):
         search.build_index(folder, tmp_path / "index")
-
-
-def test_split_passages() -> None:
-    assert list(search.split_passages("a", "")) == list(search.split_passages("a", "\n \n")) == []
-    assert list(search.split_passages("a", "\n\none\ntwo\n")) == [search.Passage("a", 3, "one\ntwo")]
-    block = "x" * 99 + "\n"
-    parts = list(search.split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
-    assert [part.line for part in parts] == [1, 12, 23, 38, 53]
-    assert all(len(part.text) <= search.PASSAGE_CHARACTERS for part in parts)

@@ -27,29 +27,21 @@ ERRORS = {
     "ppo": {
         "algorithm.filter_groups.enable=true": "algorithm.filter_groups.enable=true env.rollout.n=8",
         "algorithm.filtration.method=best": "algorithm.filtration.method=best env.rollout.n=8",
-        "algorithm.filtration.method=random env.rollout.n=4": "filtration.method=random size=null n=4 2 to 4.",
         "algorithm.filtration.method=max_variance algorithm.filtration.size=9 env.rollout.n=8": (
             "algorithm.filtration.method=max_variance size=9 env.rollout.n=8 2 to 8."
         ),
         "actor.optim.name=trpo actor.optim.delta=0": "actor.optim.delta 0.",
-        "critic.optim.name=trpo": "critic.optim.name trpo",
         "actor.optim.name=trpo model.dtype=bfloat16": "actor.optim.name=trpo model.dtype=bfloat16 model.dtype=float32",
-        "gpus=1 actor.optim.name=trpo": "actor.optim.name=trpo model.dtype=auto model.dtype=float32",
         "actor.clip_ratio_c=1.0": "actor.clip_ratio_c 1.0.",
         "actor.optim.betas=[0.9,1.0]": "actor.optim.betas 2: [0.9, 1.0]",
-        "actor.optim.lr=2": "actor.optim.lr 2.",
         "rollout.top_p=0": "rollout.top_p 0.",
-        "rollout.val_kwargs.top_p=0": "rollout.val_kwargs.top_p 0.",
-        "rollout.top_k=-2": "rollout.top_k -1 -2",
         "actor.ulysses_sequence_parallel_size=2": "actor.ulysses_sequence_parallel_size=2 trainer.nnodes=1",
         "actor.fsdp_config.fsdp_size=2": "actor.fsdp_config.fsdp_size=2 n_gpus_per_node=1 nnodes=1",
         "trainer.n_gpus_per_node=4 critic.fsdp_config.fsdp_size=2 critic.fsdp_config.ep_size=4": (
             "critic.fsdp_config.ep_size=4 fsdp_size=2 2 1, 2."
         ),
         f"{TWO_NODES} actor.fsdp_config.fsdp_size=4": "actor.fsdp_config.fsdp_size=4 1, 2, 3, 6, 12, -1",
-        f"{TWO_NODES} actor.fsdp_config.fsdp_size=5": "actor.fsdp_config.fsdp_size=5 n_gpus_per_node=6 nnodes=2",
         f"{TP}=4 rollout.expert_parallel_size=2": "rollout.expert_parallel_size=2 tensor_model_parallel_size=4",
-        "critic.fsdp_config.fsdp_size=0": "critic.fsdp_config.fsdp_size=0 n_gpus_per_node=1",
         "algorithm.reference_reset.every=5": "algorithm.reference_reset actor.use_kl_loss=true",
         f"{ON_KL} algorithm.reference_reset.patience=3": "reference_reset.patience=3 data.val_files trainer.test_freq",
         f"{CORRECTION}.method=tis {CORRECTION}.bypass=true": f"{CORRECTION}.method=tis bypass=true bypass=false",
@@ -74,19 +66,12 @@ ERRORS = {
         ),
         "env.env_name=agent rollout.name=hf": "env.env_name=agent rollout.name=vllm rollout.name=hf.",
         "trainer.controller=local trainer.nnodes=2": "trainer.controller=local trainer.nnodes=1 nnodes=2",
-        "trainer.controller=local rollout.nnodes=1": "trainer.controller=local rollout.nnodes=0 nnodes=1",
-        f"{TP}=2 rollout.name=hf": "tensor_model_parallel_size=2 name=vllm name=hf",
-        "data.train_batch_size=999999937 env.rollout.n=7": "data.train_batch_size 1000000 999999937.",
         "data.train_batch_size=12 env.rollout.n=8 actor.ppo_mini_batch_size=64": (
             "ppo_mini_batch_size=64 96 train_batch_size=12 n=8 48"
         ),
         "env.rollout.n=8 rollout.n=4": "env.rollout.n=8 rollout.n=4",
         "model.lora_alpha=32": "model.lora_alpha lora_rank=0 lora_rank=16",
-        "model.target_modules=[q_proj]": "model.target_modules lora_rank=0",
-        "critic.model.lora_alpha=8": "critic.model.lora_alpha lora_rank=0",
-        "model.lora_rank=16 model.target_modules=[]": "model.target_modules: all-linear [].",
         "model.lora_rank=16 model.router_aux_loss_coef=0.01": "router_aux_loss_coef=0.01 lora_rank=16",
-        "model.lora_rank=-1": "model.lora_rank -1.",
         "trainer.export_lora=adapter": "trainer.export_lora=adapter model.lora_rank=0",
         "rollout.lora=adapter": "rollout.lora=adapter model.lora_rank=0. 512.",
         "model.lora_rank=513 rollout.lora=adapter": "rollout.lora=adapter model.lora_rank=513. 512.",
@@ -102,31 +87,20 @@ ERRORS = {
         f"{CARRY} trainer.max_staleness=-1": "trainer.max_staleness -1.",
         # files and folders
         "data.val_files=[val.jsonl,gone.jsonl]": "data.val_files: file: gone.jsonl",
-        "model.path=./gone": "model.path: folder: ./gone",
         "model.path=.": "model.path: config.json",
-        "model.path=outputs/modle": "model.path: folder: outputs/modle",
-        "critic.model.path=/gone": "critic.model.path: folder: /gone",
         "reward_model.enable=true": "reward_model.model.path is required reward_model.model.path=...",
-        "reward_model.enable=true reward_model.model.path=/gone": "reward_model.model.path: folder: /gone",
         "teacher.divergence=reverse": "teacher.model.path is required teacher.model.path=...",
         "custom_reward_function.path=gone.py": "custom_reward_function.path: file: gone.py",
-        "algorithm.custom_module=gone.py": "algorithm.custom_module: file: gone.py",
         f"data.train_files={'x' * 300}": "data.train_files: file: xxx",  # longer than names may be
-        f"custom_reward_function.path={'x' * 300}": "custom_reward_function.path: file: xxx",
-        "trainer.resume_mode=resume_path": "trainer.resume_from_path is required",
         "trainer.resume_mode=resume_path trainer.resume_from_path=gone": "resume_from_path: folder: gone",
         # the machine
         "trainer.device=cuda": "trainer.device=cuda GPU",
-        f"rollout.name=hf {TP}=2": "tensor_model_parallel_size=2 name=vllm",
-        "rollout.name=hf env.env_name=agent env.agent.command=x": "env_name=agent name=vllm",
         f"{TP}=9": "tensor_model_parallel_size=9 8 cores",
         "trainer.n_gpus_per_node=8 gpus=4": "trainer.n_gpus_per_node=8 4 GPUs",
         f"trainer.n_gpus_per_node=4 {TP}=3 gpus=4": "=3 trainer.n_gpus_per_node=4",
         # 4 divides 12, not 6
         f"{TWO_NODES} {TP}=4 gpus=6": "=4 trainer.n_gpus_per_node=6 1, 2, 3, 6.",
-        f"{TWO_NODES} {TP}=4 rollout.num_engines=2 gpus=6": "=4 =6 1, 2, 3, 6.",
         f"{TP}=8 rollout.colocate=false gpus=4": "8 GPUs, 3 GPUs not used",
-        "rollout.num_engines=2 gpus=4": "2 GPUs, 1 GPUs shared",
         "rollout.colocate=false rollout.num_engines=4 gpus=4": "4 GPUs, 3 GPUs not used",
         f"{FREE_GPUS} gpus=8": "2 GPUs each 2 nodes not used",  # 4 are free, 2 on each node
         f"{NODES_FOR_ENGINES} rollout.num_engines=5": "10 GPUs, 4 GPUs each 2 nodes engines",
@@ -134,10 +108,7 @@ ERRORS = {
     "sft": {
         "trainer.controller=local trainer.nnodes=2": "trainer.controller=local trainer.nnodes=1 nnodes=2",
         "ulysses_sequence_parallel_size=2": "ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=1",
-        "fsdp_config.ep_size=2": "fsdp_config.ep_size=2 fsdp_size=-1",
-        "trainer.n_gpus_per_node=4 fsdp_config.fsdp_size=3": "fsdp_config.fsdp_size=3 n_gpus_per_node=4 1, 2, 4,",
         "data.train_files=a.jsonl data.source_weights=[1,2]": "data.source_weights 2 train_files 1",
-        "model.lora_alpha=8": "model.lora_alpha lora_rank=0",
         "fsdp_config.param_offload=true": "fsdp_config.param_offload true verl fsdp_config.offload_policy",
         "data.val_prompts=no.jsonl": "data.val_prompts: file: no.jsonl",
         "trainer.device=cuda": "trainer.device=cuda GPU",
@@ -161,23 +132,16 @@ INEFFECTIVE = {
         "actor.fsdp_config.param_offload=true actor.fsdp_config.offload_policy=true gpus=1": "offload_policy true.",
         "rollout.kv_cache_gib=2.0 gpus=1": "GPUs",
         'rollout.engine_kwargs.vllm={"a":1} rollout.name=hf': "rollout.name hf.",
-        "critic.optim.min_lr_ratio=0.1": "critic.optim.warmup_style constant.",
         "critic.optim.lr_warmup_steps_ratio=0.1 critic.optim.lr_warmup_steps=3": "critic.optim.lr_warmup_steps 3.",
-        "reward_model.weight=2.0": "reward_model.enable false.",
         "reward_model.model.path=some/model": "reward_model.enable false.",
-        "teacher.coef=2.0": "teacher.divergence null.",
         f"teacher.model.path=some/model {SERVED}": "teacher.model.base_url x.",
         "actor.kl_loss_coef=0.1": "actor.use_kl_loss false.",
         "actor.clip_ratio=0.3 actor.clip_ratio_low=0.2 actor.clip_ratio_high=0.28": "clip_ratio_low clip_ratio_high",
         "actor.loss_scale_factor=100.0": "actor.loss_agg_mode token-mean.",
-        f"{CORRECTION}.level=sequence": f"{CORRECTION}.method null.",
         "algorithm.overlong_penalty.cache=64": "algorithm.overlong_penalty.enable false.",
         "algorithm.length_budget.coef=0.1": "algorithm.length_budget.mode null.",
         f"env.history_length=3 {AGENT}": "env.context append.",
-        "env.max_steps=3": "env.env_name single_turn.",
         "env.agent.max_requests=7": "env.env_name single_turn.",
-        "env.tool_parser=hermes": "env.action_format tags.",
-        "env.prompt=x": "env.env_name single_turn.",
         f"env.informal_math.python_code_timeout=3.0 {AGENT} env.informal_math.enable_python_code=false": (
             "env.informal_math.enable_python_code false."
         ),
@@ -194,7 +158,6 @@ INEFFECTIVE = {
     },
     "sft": {
         "rollout.val_kwargs.n=4": "data.val_prompts empty.",
-        "reward.timeout=3.0": "data.val_prompts empty.",
         "data.val_prompts=train.jsonl": "trainer.test_freq -1.",
         "env.max_steps=3 data.val_prompts=train.jsonl trainer.test_freq=5": "env.env_name single_turn.",
         "env.rollout.n=2 data.val_prompts=train.jsonl trainer.test_freq=5": "rollout.val_kwargs.n",
@@ -207,7 +170,6 @@ WARNINGS = {
     "rollout.top_k=20": "rollout.top_k=20 gradients",
     f"{ON_KL} actor.kl_loss_type=k1": "actor.kl_loss_type=k1 gradient zero +, k2",
     "actor.optim.lr=1e-2": "actor.optim.lr=0.01 0.001",
-    "actor.optim.lr=1e-2 model.lora_rank=8": "actor.optim.lr=0.01 0.005 LoRA",
 }
 # Words without an error or a warning.
 WORKS = {
@@ -215,23 +177,18 @@ WORKS = {
     "ppo": [
         "",
         "gpus=8",
-        "actor.fsdp_config.param_offload=true gpus=1",
         "actor.fsdp_config.offload_policy=true gpus=1",
         'rollout.engine_kwargs.vllm={"a":1}',
         "env.agent.max_requests=7 env.env_name=own env.custom_module=own.py",  # may read every section
         # keys that request nothing
         "actor.kl_loss_coef=0",
         f"{ON_KL} actor.kl_loss_coef=0",  # only measures the KL
-        "algorithm.kl_ctrl.kl_coef=0",
-        "trainer.test_freq=-1",
-        "rollout.free_cache_engine=false",
         "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=dual algorithm.kl_ctrl.kl_coef=0",  # dual ascent from 0
         *(f"data.train_batch_size=12 env.rollout.n=8 actor.ppo_mini_batch_size={n}" for n in (1, 48, 96, 97, 256)),
         *(f"{TWO_NODES} actor.fsdp_config.fsdp_size={size} gpus=6" for size in (1, 2, 3, 6, 12, -1)),
         *(f"{ON_KL} actor.kl_loss_type={kind}" for kind in ("low_var_kl+", "k1+", "k2", "mse", "full")),
         f"{CORRECTION}.method=mask {CORRECTION}.level=geometric {CORRECTION}.high=1.01",
         "rollout.val_kwargs.top_p=0.9",
-        "rollout.val_kwargs.top_k=20",
         # engines that fit
         f"trainer.n_gpus_per_node=4 {TP}=2 gpus=4",
         f"trainer.nnodes=2 trainer.n_gpus_per_node=2 {TP}=4 rollout.colocate=false gpus=6",

@@ -100,12 +100,8 @@ def test_every_problem_is_named_at_once():
     ("keys", "facts"),
     [
         ({"experiment_name": ""}, "trainer.experiment_name=''"),
-        ({"experiment_name": "."}, "trainer.experiment_name=."),
-        ({"project_name": ""}, "trainer.project_name=''"),
         ({"experiment_name": "../../escape"}, "../../escape trainer.output_dir"),
-        ({"experiment_name": "/tmp/run"}, "/tmp/run trainer.output_dir"),
         ({"experiment_name": "grpo/lr1"}, "trainer.experiment_name=grpo/lr1 /"),
-        ({"experiment_name": "x" * 300}, "xxxxxxxxxxxxxxxxxxxx 200"),
         ({"experiment_name": "a\0b"}, "trainer.experiment_name"),
         ({"output_dir": "y" * 300}, "trainer.output_dir=yyyy"),
     ],

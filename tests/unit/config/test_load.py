@@ -8,7 +8,6 @@ from alphaapollo.config.errors import ConfigError, exit_on_config_error
 from alphaapollo.config.keys import COMMANDS, get_value
 from alphaapollo.config.load import (
     SavedConfig,
-    UserSettings,
     build_config,
     find_shipped_config_folder,
     load_config,
@@ -122,13 +121,6 @@ def test_unknown_keys_are_all_named_with_the_nearest(own: Path):
     assert [fact for fact in facts if fact not in text] == []
 
 
-def test_entries_of_maps_and_of_lists_of_sections():
-    algorithm = load("algorithm.gdpo_conditions={length: [accuracy, 1.0]}").algorithm
-    assert algorithm.gdpo_conditions == {"length": ("accuracy", 1.0)}
-    (stage,) = load("data.curriculum.stages=[{data_source: math/*, threshold: 0.5}]").data.curriculum.stages
-    assert (stage.data_source, stage.metric, stage.threshold) == ("math/*", "pass_rate", 0.5)
-
-
 def test_keys_of_verl_are_answered():
     words = ["trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.rollout.n=1"]
     text = problem(*words)
@@ -140,18 +132,10 @@ def test_keys_of_verl_are_answered():
     ("override", "facts"),
     [
         ("trainer.seed=1.5", ["trainer.seed:", "integer", "1.5."]),
-        ("trainer.seed=1.0", ["trainer.seed:", "integer", "1.0."]),
-        ("trainer.seed=true", ["trainer.seed:", "integer", "true."]),
-        ("trainer.seed='\"8\"'", ["trainer.seed:", "integer", "8"]),
-        ("trainer.seed=null", ["trainer.seed:", "integer", "null."]),
         ("trainer.seed=" + "9" * 5000, ["trainer.seed=999"]),  # more digits than Python reads
-        ("algorithm.gamma=true", ["algorithm.gamma:", "0.0", "1.0", "true"]),
-        ("algorithm.gamma=2", ["algorithm.gamma:", "0.0", "1.0", "2."]),
         ("algorithm.gamma=nan", ["algorithm.gamma:", "NaN"]),
         (f"{OPTIM}.lr=inf", [f"{OPTIM}.lr:", "0.0", "Infinity"]),
         (f"{OPTIM}.betas=[0.9]", [f"{OPTIM}.betas:", "list of 2", "[0.9]"]),
-        ("algorithm.use_kl_in_reward=1", ["algorithm.use_kl_in_reward:", "true | false", "1."]),
-        ("algorithm.use_kl_in_reward=yes", ["algorithm.use_kl_in_reward:", "true | false", '"yes".']),
         ("data.train_batch_size=0", ["data.train_batch_size:", "> 0", "0."]),
         ("trainer.logger=wandb", ["trainer.logger:", "list of text", '"wandb".']),
         ("trainer.logger=[wandb,wandbb]", ["trainer.logger=[", "unknown tracker wandbb", "'wandb'", "tensorboard"]),
@@ -161,17 +145,13 @@ def test_keys_of_verl_are_answered():
         ("algorithm.gdpo_conditions={length: accuracy}", ["algorithm.gdpo_conditions", "list of 2", "accuracy"]),
         ("actor_rollout_ref.actor.kl_loss_type=k4", ["kl_loss_type:", '"k4"', "'kl' or 'k3'"]),
         ("reward.components.format=x", ["reward.components:", "number", '{"format": "x"}']),
-        ("trainer.seed", ["trainer.seed:", "KEY=VALUE"]),
-        ("data.train_files=a=b", ["data.train_files=a=b:", "KEY=VALUE"]),
         ("data.train_files=a,b", ["data.train_files=a,b", "'data.train_files=[a,b]'."]),
         ("data.train_files=${nothing}", ["'nothing'", "data.train_files"]),
         *((word, [f"{word}:", "KEY=VALUE"]) for word in ("=", "=1", ".=1")),  # no presets
         ("algorithm=grpoo", ["algorithm=grpoo:", "'grpo'?"]),
-        ("algorithm=zzzzzz", ["algorithm=zzzzzz:", "algorithm=bypass", "algorithm=grpo"]),
         ("--config-name=nothing", ["--config-name nothing:", "nothing.yaml"]),
         ("--config-dir=/nothing/here", ["--config-dir /nothing/here:"]),
         ("--config-nam=ppo", ["--config-nam=ppo.", "--config-name"]),
-        ("lr=2", ["lr (got 2):", f"{OPTIM}.lr"]),
         ("data.curriculum.stages=[{data_source: a, treshold: 0.5}]", ["data.curriculum.stages.0.treshold (got 0.5):"]),
     ],
 )
@@ -207,13 +187,10 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
     ("text", "facts"),
     [
         ("data: [a\n", ["own.yaml", "while parsing"]),
-        ("- a\n", ["KEY: VALUE", "[a]"]),
         ("7\n", ["KEY: VALUE", "7"]),
         ("defaults: [{algorithm: dapoo}]\n", ["algorithm=dapoo:", "algorithm/dapoo.yaml"]),
         ("defaults: 3\n", ["defaults", "list"]),
         ("env: {tools: {calculator: 1}}\n", ["env.tools:", "list of text", "calculator"]),
-        ("trainer: [a]\n", ["trainer:", "a section"]),
-        ("trainer: {sed: 3}\n", ["trainer.sed (got 3):", "'trainer.seed'"]),
         ("trainer: {experiment_name: '${nothing}'}\n", ["'nothing'"]),
     ],
 )
@@ -221,12 +198,6 @@ def test_a_wrong_file_is_one_error(tmp_path: Path, text: str, facts: list[str]):
     (tmp_path / "own.yaml").write_text(text)
     error = problem("--config", str(tmp_path / "own.yaml"))
     assert [fact for fact in facts if fact not in error] == [], error
-
-
-def test_missing_file_and_two_files(tmp_path: Path):
-    assert "[Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
-    text = problem("--config", "a.yaml", "--config-name", "ppo")
-    assert "--config-name: not allowed" in text and "--config. " in text
 
 
 @pytest.mark.parametrize(("schema", "name", "has_recipes"), [(Config, "ppo", True), (SftConfig, "sft", False)])
@@ -280,16 +251,3 @@ def test_presets_of_a_yaml_file_and_values_that_a_preset_replaces(tmp_path: Path
     assert (config.group_size, user_settings.presets) == (16, ("algorithm=dapo",))
     (notice,) = user_settings.notices
     assert notice.startswith("env.rollout.n=16 ") and " 8 " in notice
-
-
-def test_origin_is_the_user_value(tmp_path: Path):
-    (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\ndata:\n  seed: 3\n")
-    argv = ["--config-dir", str(tmp_path), "--config-name", "mine", "algorithm=dapo", "trainer.seed=1"]
-    config, user_settings = load_config_and_user_settings(Config, "ppo", argv)
-    assert config.algorithm.filter_groups.enable
-    assert user_settings == UserSettings(("algorithm=dapo",), frozenset({"trainer.seed", "data.seed"}))
-    assert load_config_and_user_settings(Config, "ppo", ["algorithm=dapo"])[1] == UserSettings(("algorithm=dapo",))
-    assert load_config_and_user_settings(Config, "ppo", ["reward.components={format: 0.1}"])[1].keys == {
-        "reward.components",
-        "reward.components.format",
-    }

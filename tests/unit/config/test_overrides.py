@@ -24,13 +24,6 @@ def test_a_word_is_read_back_as_its_value(value: Any) -> None:
     assert load_config(Config, "ppo", [format_override("data.train_files", value)]).data.train_files == value
 
 
-def test_other_values() -> None:
-    assert format_override("a", None) == "a=null"
-    assert format_override("a", True) == "a=true"
-    assert format_override("a", 1e-6) == "a=1e-06"
-    assert format_override("a.b", {"c": [1, "d"]}) == "a.b={c:[1,'d']}"
-
-
 @pytest.mark.parametrize("text", TYPED)
 def test_a_text_key_has_the_text_that_was_typed(text: str, tmp_path: Path) -> None:
     words = [f"{key}={text}" for key in ("trainer.experiment_name", "trainer.project_name", "data.val_files")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -28,10 +27,8 @@ from alphaapollo.environments.base import BUILT_IN, check_environment, get_envir
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.registry import check_prompts_are_gradable, load_grader
 from alphaapollo.tools.base import Session, make_tools
-from alphaapollo.trainer.main_export import main as main_export
 from alphaapollo.types import Prompt
 from alphaapollo.utils import plugins
-from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.maze_lab.install import SOURCE, add_dist_info, install_maze_lab
 
 ROOT = Path(__file__).parents[3]
@@ -158,13 +155,6 @@ def test_a_section_opens_tools(site: Path) -> None:
     assert asyncio.run(read()) == "Turn."
 
 
-def test_a_reward_function_may_need_ground_truths(site: Path) -> None:
-    check_prompts_are_gradable([prompt := Prompt(0, "short_path", "?")])
-    plugins.load_plugin("rewards", "short_path").needs_ground_truth = True
-    with pytest.raises(ValueError, match="1 of 1 prompts have no ground truth"):
-        check_prompts_are_gradable([prompt])
-
-
 def test_rows_of_an_engine_are_checked(site: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         notices(load(f"{ROLLOUT}.top_p=0.5"))
@@ -194,27 +184,6 @@ def _error_of_a_command(name: str) -> str:
         patch.setattr("builtins.print", lambda text, **options: lines.append(text))
         assert cli.main([name, "--help"]) == cli.REFUSED
     return lines[0]
-
-
-def test_a_tool_has_settings(site: Path) -> None:
-    (measure,) = make_tools(["measure"], {"measure": {"unit": "steps"}})
-    assert asyncio.run(measure.call({"path": ">> >"}, Session())).text == "3 steps"
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.measure\.units=x.* unit"):
-        make_tools(["measure"], {"measure": {"units": "x"}})
-    with pytest.raises(ValueError, match="Did you mean 'measure'"):
-        make_tools(["mesure"], {})
-
-
-def test_an_export_format(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_tokenizer(tmp_path / "model")
-    make_model(tmp_path / "model", seed=0)
-    assert cli.main(["export", str(tmp_path / "model"), str(tmp_path / "a.weights"), "--weights"]) == 0
-    assert "weights of model are in the list" in capsys.readouterr().out
-    assert "model.norm.weight\n" in f"{(tmp_path / 'a.weights').read_text()}\n"
-    for words, fact in ((["weights=text"], "names, shapes"), (["weights=names", "gguf=f16"], "Choose one")):
-        with contextlib.suppress(SystemExit):
-            assert main_export([f"checkpoint={tmp_path / 'model'}", *words]) == cli.REFUSED
-        assert fact in capsys.readouterr().err
 
 
 def test_a_package_that_cannot_be_imported_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,14 +46,6 @@ def test_fastest_dtype_depends_on_the_instructions_of_the_cpu(
     assert resolve_model(Model(dtype="fastest"), "cuda").dtype == "bfloat16"
 
 
-def test_engines_compile_on_gpus_by_default():
-    def is_eager(requested: bool | None, device: Device) -> bool | None:
-        return resolve_rollout(Rollout(enforce_eager=requested), Model(), device, 1).enforce_eager
-
-    assert (is_eager(None, "cpu"), is_eager(None, "cuda")) == (True, False)
-    assert (is_eager(False, "cpu"), is_eager(True, "cuda")) == (False, True)
-
-
 def test_engines_fill_the_training_gpus():
     assert count_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
     assert count_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == count_engines(Rollout(), "cpu", 4) == 1

@@ -1,6 +1,5 @@
 """Cache of what is read from many rows: when an entry is used, and when it is not."""
 
-import hashlib
 import os
 from collections import Counter
 
@@ -9,7 +8,6 @@ import pytest
 from alphaapollo.data import cache
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.types import Row
 
 
@@ -44,12 +42,9 @@ def add_token(tokenizer):
     return tokenizer
 
 
-SCHEMA = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 OTHERS = {
     "template": lambda make: Renderer(make("{{ messages }}")),
-    "end": lambda make: Renderer(make(eos_token="<|endoftext|>")),
     "arguments": lambda make: Renderer(make(), {"enable_thinking": False}),
-    "tools": lambda make: ToolRenderer(make(), [SCHEMA]),
     "vocabulary": lambda make: Renderer(add_token(make())),
     "code": lambda make: Renderer(make()),
 }
@@ -97,30 +92,6 @@ def test_entries_that_were_not_used_for_longest_are_removed(folder, renderer, mo
     monkeypatch.setattr(cache, "MAX_BYTES", 2 * size)
     count_calls(renderer, "c", "c")
     assert first.exists() and not second.exists() and len([*folder.iterdir()]) == 2
-
-
-def test_fast_results_are_not_kept(folder, renderer, monkeypatch):
-    monkeypatch.setattr(cache, "MIN_SECONDS", 1000.0)
-    assert count_calls(renderer) == 2 and not folder.exists()
-
-
-PLACES = [
-    ({"ALPHAAPOLLO_CACHE": "{}/own", "XDG_CACHE_HOME": "{}/xdg"}, "own"),
-    ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/alphaapollo/rows"),
-    ({"HOME": "{}/home"}, "home/.cache/alphaapollo/rows"),
-]
-
-
-@pytest.mark.parametrize(("variables", "expected"), PLACES)
-def test_place_of_the_folder(variables, expected, folder, tmp_path, renderer, monkeypatch):
-    for name in ("ALPHAAPOLLO_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value.format(tmp_path))
-    count_calls(renderer)
-    (entry,) = (tmp_path / expected).iterdir()
-    written = entry.read_bytes()
-    assert hashlib.sha256(written[32:]).digest() == written[:32]
 
 
 def test_counters_of_the_renderer_count_what_was_counted(folder, make_tokenizer):

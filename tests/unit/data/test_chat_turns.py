@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from alphaapollo.data.chats import read_chat
-from alphaapollo.data.rendering import Renderer, check_chat_is_shown
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.turns import split_chat
 from tests.families import FAMILIES, Family
 from tests.family_folders import make_family_tokenizer
@@ -66,28 +66,6 @@ def test_calls_are_what_the_model_must_write(family: Family):
     assert prompts[len(examples[-1])] == renderer.render_chat(chat[:3]) and "4" in examples[-1][-1].text
 
 
-@pytest.mark.parametrize(
-    ("name", "prefill", "plain", "thought"),
-    [
-        ("Qwen3", "", "<think>\n\n</think>\n\n4<|im_end|>", "<think>\ntwo and two\n</think>\n\n4<|im_end|>"),
-        ("Qwen3.5", "<think>\n", "\n</think>\n\n4<|im_end|>", "two and two\n</think>\n\n4<|im_end|>"),
-        ("GLM-4.5", "", "\n<think></think>\n4<|endoftext|>", "\n<think>two and two</think>\n4<|endoftext|>"),
-        ("DeepSeek-R1", "<think>\n", "\n</think>\n\n4{eos}", "two and two\n</think>\n\n4{eos}"),
-        ("Qwen2.5", "", "4<|im_end|>", "<think>\ntwo and two\n</think>\n\n4<|im_end|>"),
-    ],
-)
-@pytest.mark.parametrize("inline", [True, False], ids=["inline", "field"])
-def test_answers_begin_after_what_the_template_prefills(name, prefill, plain, thought, inline):
-    family = named(name)
-    if name == "GLM-4.5" and not inline:
-        thought = "<think>\ntwo and two\n</think>\n\n4<|endoftext|>"  # the short template does not read the field
-    message = FOUR | {"content": "<think>\ntwo and two\n</think>\n\n4"} if inline else THOUGHT
-    ((before, answer),) = split(family, USER, message)[2]
-    assert before.text.endswith(prefill) and not before.text.removesuffix(prefill).endswith("<think>\n")
-    assert answer.text == thought.format(eos=family.eos)
-    assert texts(split(family, USER, FOUR)[2][0]) == [before.text, plain.format(eos=family.eos)]
-
-
 @contextmanager
 def changed_template(family, template):
     """Renderer of a family with another template."""
@@ -121,16 +99,6 @@ def test_thoughts_that_a_later_answer_removes_are_trained_on(inline):
     ]
 
 
-def test_turns_with_weight_0_are_seen_but_not_trained_on():
-    for family in (named("Qwen2.5"), named("Qwen3")):
-        renderer, chat, ((prompt, answer),) = split(family, USER, FOUR | {"weight": 0}, MORE, SIX)
-        assert prompt.text == renderer.render_chat(chat[:3]) and "six" in answer.text
-        with pytest.raises(ValueError, match="weight 0"):
-            split(family, USER, FOUR | {"weight": 0})
-    _, _, (last,) = split(named("Qwen2.5"), USER, FOUR, MORE, SIX | {"weight": 0}, last_turn_only=True)
-    assert last[-1].text == "4<|im_end|>"
-
-
 def test_turns_of_one_example_keep_the_thoughts_that_the_template_drops():
     calls = split(named("Qwen3"), USER, CALL, RESULT, FOUR)[2]
     (together,) = split(named("Qwen3"), USER, CALL, RESULT, FOUR, in_one_example=True)[2]
@@ -145,11 +113,9 @@ def test_turns_of_one_example_keep_the_thoughts_that_the_template_drops():
 
 NOT_SHOWN = [
     ("Phi-3.5", (USER, RESULT, FOUR), "message 1 of the role 'tool'"),
-    ("Phi-3.5", ({"role": "critic", "content": "no"}, USER, FOUR), "message 0 of the role 'critic'"),
     ("SmolLM2", (USER, CALL), "tool calls of message 1"),
     ("Llama 3.1 / 3.2", (USER, CALL | {"content": "Let me."}), "message 1 of the role 'assistant'"),
     ("Qwen2.5", (USER,), "no assistant message"),
-    ("Qwen2.5", (USER, FOUR | {"content": " "}), "assistant message 1 is empty"),
 ]
 
 
@@ -166,21 +132,6 @@ def test_thoughts_contradict_a_prompt_that_closes_them():
             split_chat(read_chat([USER, THOUGHT], "'messages'"), renderer)
         ((_, answer),) = split_chat(read_chat([USER, FOUR], "'messages'"), renderer)
     assert answer.text == "4<|im_end|>"
-
-
-def test_messages_of_an_environment_that_are_not_shown_fail():
-    observation = [{"role": "tool", "content": "3"}]
-    with pytest.raises(ValueError, match="'tool'"):
-        Renderer(make_family_tokenizer(named("Phi-3.5"))).encode_observation(observation)
-    assert Renderer(make_family_tokenizer(named("Qwen2.5"))).encode_observation(observation)
-
-
-def test_a_kind_of_chat_is_checked_once():
-    renderer = Renderer(make_family_tokenizer(named("Qwen2.5")))
-    for content in ("a", "b"):
-        check_chat_is_shown([{"role": "user", "content": content}], renderer)
-    check_chat_is_shown([{"role": "user", "content": ""}], renderer.with_arguments({"x": 1}))
-    assert len(renderer.checked_chats) == 2
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "DeepSeek-R1"])

@@ -5,11 +5,6 @@ import json
 import pytest
 
 from alphaapollo.data.chats import join_context, read_chat, read_chat_text, read_context, read_template_arguments
-from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer
-from tests.builders import write_rows
-from tests.families import FAMILIES
-from tests.family_folders import make_family_tokenizer
 
 USER, FOUR = {"role": "user", "content": "2+2=?"}, {"role": "assistant", "content": "4"}
 
@@ -41,7 +36,6 @@ def test_names_of_roles(name, role):
 
 CALLS = [
     {"role": "assistant", "content": None, "tool_calls": [make_call()]},
-    {"role": "assistant", "content": "", "tool_calls": [make_call()]},
     {"role": "assistant", "tool_calls": [make_call(arguments='{"a": 1}')]},
     {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]},
     {"role": "assistant", "content": None, "tool_calls": json.dumps([make_call()])},
@@ -89,7 +83,6 @@ def test_calls_that_follow_each_other_are_one_message():
 WITH_THOUGHTS = [
     *({"role": "assistant", "content": "4", key: "hm"} for key in ("reasoning_content", "reasoning", "thinking")),
     {"role": "gpt", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "4"}]},
-    {"role": "gpt", "content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "4"}]},
 ]
 
 
@@ -121,7 +114,6 @@ BAD_MESSAGES = [
     ({"content": "x"}, "role, content"),
     ("x", "role, content"),
     ({"role": "user", "content": 3}, "text or parts"),
-    ({"role": "assistant", "content": None}, "text or parts"),
     ({"from": "function_call", "value": "add(1)"}, "'add\\(1\\)'"),
     ({"role": "assistant", "tool_calls": [{"name": "add", "arguments": "a=1"}]}, "a=1"),
     ({"role": "assistant", "tool_calls": [{"arguments": {}}]}, "the tool call"),
@@ -181,14 +173,3 @@ def test_chats_that_were_written_as_text():
         None,
     ):
         assert read_chat_text(value) is None
-
-
-def test_prompts_for_rl_may_have_calls_and_other_names_of_roles(tmp_path):
-    call = {"role": "assistant", "content": None, "tool_calls": [make_call(arguments='{"a": 1}')]}
-    prompt = [{"role": "Human", "content": "2+2=?"}, call, {"role": "function", "content": "3"}]
-    (read_prompt,) = load_prompts(write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt}]), "prompt")
-    assert read_prompt.content == read(*prompt)
-    renderer = Renderer(make_family_tokenizer(FAMILIES[0]))
-    shown = renderer.decode_raw(renderer.encode_prompt(read_prompt.content))
-    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in shown
-    assert "<tool_response>\n3\n</tool_response><|im_end|>" in shown

@@ -61,16 +61,6 @@ def test_results_and_schemas_of_tools_are_text(family_tokenizers, family):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-R1", "Qwen3.5", "Nemotron 3", "Qwen3"])
-def test_thoughts_that_the_assistant_writes_stay_tokens(family_tokenizers, name):
-    """Also if the prompt opens the thoughts."""
-    renderer, text = Renderer(family_tokenizers[name]), "<think>\nhm\n</think>\n\nyo"
-    (message,) = renderer.split_control_strings([{"role": "assistant", "content": text}])
-    assert message["content"] == text
-    system = {"role": "system", "content": "Use <think> and </think>."}
-    assert renderer.split_control_strings([system]) == [system]
-
-
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "LFM2", "GLM-4.5"])
 def test_tags_and_calls_that_the_assistant_writes_stay_tokens(family_tokenizers, name):
     family = BY_NAME[name]
@@ -82,14 +72,6 @@ def test_tags_and_calls_that_the_assistant_writes_stay_tokens(family_tokenizers,
     expected = control_ids(renderer, renderer.encode([call])[0])
     assert expected and not {*expected} - {*ids}
     assert not renderer.control_strings
-
-
-def test_tags_in_a_system_prompt_stay_tokens_and_nothing_else_changes(family_tokenizers):
-    renderer = Renderer(family_tokenizers["Qwen3"])
-    chat = [{"role": "system", "content": "Use <think> and </think>. a < b | c"}, {"role": "user", "content": "?"}]
-    rendered = renderer.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert renderer.render_chat(chat) == rendered
-    assert not renderer.list_control_notices()
 
 
 def test_control_tokens_of_texts_stay_and_are_reported(family_tokenizers):

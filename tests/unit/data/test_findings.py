@@ -1,8 +1,5 @@
 """What a run does not read in its data is named, and what it reads under other names."""
 
-import time
-from pathlib import Path
-
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -10,7 +7,6 @@ import pytest
 from alphaapollo.data.findings import find_unread_content
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.vocabulary import load_tokenizer
 from tests.builders import write_rows
 from tests.unit.data.rows import FOUR, USER
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
@@ -126,28 +122,3 @@ def test_tables_with_other_separators_and_encodings_are_read(tmp_path, name, con
     (tmp_path / name).write_bytes(content)
     (prompt,) = load_prompts(str(tmp_path / name), "prompt")
     assert (prompt.content[0]["content"], prompt.ground_truth) == ("1+1=?", "2")
-
-
-def test_a_table_in_latin_1_is_an_error_that_names_the_encoding(tmp_path):
-    (tmp_path / "a.csv").write_bytes("question,answer\n1+1 \u00e9gale?,2\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"0xe9.*UTF-8"):
-        load_prompts(str(tmp_path / "a.csv"), "prompt")
-
-
-def test_ten_thousand_rows_take_less_than_a_second(renderer):
-    chat = [USER | {"content": "word " * 100, "id": 1}, FOUR] * 3
-    rows = [{"messages": chat, "source": "x", "tools": None} for _ in range(10_000)]
-    begin = time.process_time()
-    assert len(find_unread_content("x", rows, {"messages"}, ("tools",), renderer)) == 2
-    assert time.process_time() - begin < 5  # about 0.3 s; machines may be ten times slower
-
-
-def test_a_folder_with_tekken_json_alone_is_refused_in_a_sentence(tmp_path):
-    import mistral_common
-    from transformers import MistralConfig
-
-    MistralConfig().save_pretrained(tmp_path)
-    source = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
-    (tmp_path / "tekken.json").symlink_to(source)
-    with pytest.raises(ValueError, match=r"no tokenizer that can be loaded .*tokenizer\.json"):
-        load_tokenizer(str(tmp_path))

@@ -50,15 +50,6 @@ def test_a_chat_with_images_in_two_turns(vision):
     assert [image.digest for image in pickle.loads(pickle.dumps(first)).images] == [one.digest for one in first.images]
 
 
-def test_a_prompt_with_an_image_and_a_response(vision):
-    plain = row_of(prompt=[{"role": "user", "content": "c"}], response="d")
-    first, second = vision.sft(row_of(RED, prompt=[ASK], response="c"), plain).examples
-    prompt = vision.renderer.encode_prompt([{**ASK, "images": [RED]}])
-    assert list(first.token_ids[: first.response_start]) == prompt
-    check_images(vision, first, RED)
-    assert second.images == ()
-
-
 def test_examples_with_images_are_dropped_but_not_truncated(vision):
     rows = [row_of(image, messages=[question, ANSWER]) for image, question in ((RED, ASK), (BLUE, NEXT))]
     short = max(len(row.token_ids) for row in vision.sft(*rows).examples) - 1
@@ -107,8 +98,3 @@ def test_unrelated_answers_keep_the_image_of_their_prompt(vision):
     check_images(vision, first.unrelated_answer, RED)
     check_images(vision, second.unrelated_answer, other)
     assert trained(vision.renderer, first.unrelated_answer) == ["bad<|im_end|>"]
-
-
-def test_marks_without_a_column_of_images_are_noticed(vision):
-    (finding,) = vision.sft({"messages": [ASK, ANSWER]}).findings
-    assert "<image>" in finding.content and "as text" in finding.effect

@@ -6,10 +6,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from alphaapollo.data.image_messages import ImageReader, convert_messages, read_image_column
-from alphaapollo.data.images import read_image
+from alphaapollo.data.image_messages import ImageReader, convert_messages
 from alphaapollo.data.prompts import load_prompts
 from tests.builders import write_rows
 from tests.unit.data.images import make_gif, make_test_image
@@ -49,17 +47,11 @@ def test_every_form_of_an_image(tmp_path, value):
     assert encoded_image == (str(tmp_path / "red.png") if "red.png" in str(value)[-30:] else RED)
 
 
-def test_an_image_object_becomes_a_png():
-    image = Image.new("RGB", (3, 4), (1, 2, 3))
-    assert read_image(ImageReader().read(image)).tobytes() == image.tobytes()
-
-
 BAD_IMAGES = [
     (7, "image is 7. "),
     ({"bytes": None, "path": None}, "image is None. "),
     ("https://x.org/a.png", "https://x.org/a.png. .*data.allow_image_urls=true"),
     ("data:image/png;base64,!", "0 bytes: unknown format"),
-    ("data:text/plain,x", "1 bytes: unknown format"),
     ("nothing.png", "nothing.png: No such file"),
     (make_gif(3), "animated"),
 ]
@@ -68,7 +60,7 @@ BAD_IMAGES = [
 @pytest.mark.parametrize(
     ("value", "message"),
     BAD_IMAGES,
-    ids=["number", "empty struct", "address", "invalid base64", "data URL of text", "missing", "animated"],
+    ids=["number", "empty struct", "address", "invalid base64", "missing", "animated"],
 )
 def test_bad_images_are_errors(tmp_path, value, message):
     with pytest.raises(ValueError, match=message):
@@ -101,18 +93,11 @@ def test_parts_become_text_with_marks(tmp_path):
     ]
 
 
-def test_a_message_may_have_its_own_images():
-    assert convert_messages([ask("<image>", images=[Image.new("RGB", (1, 1))])])[0]["images"][0][:4] == b"\x89PNG"
-    message = ask("plain")
-    assert convert_messages([message, ask("<image> without images")]) == [message, ask("<image> without images")]
-
-
 def differ(num_marks, num_images):
     return rf"marks <image> \({num_marks}\) and images \({num_images}\)"
 
 
 BAD_CHATS = [
-    (row_of("no mark", RED), f"row 1: the chat has .*{differ(0, 1)}"),
     (row_of("<image><image>", RED), f"row 1: the chat has .*{differ(2, 1)}"),
     (row_of("<image>", RED, RED), f"row 1: the chat has .*{differ(1, 2)}"),
     (row_of("<image>"), f"row 1: the chat has .*{differ(1, 0)}"),
@@ -136,13 +121,6 @@ def test_different_numbers_of_marks_and_images(tmp_path, row, what):
 def test_messages_that_cannot_have_these_images(message, what):
     with pytest.raises(ValueError, match=what):
         convert_messages([message])
-
-
-def test_columns_that_are_no_chat_or_no_list_of_images(tmp_path):
-    with pytest.raises(ValueError, match=r"'prompt' is a text, .*images"):
-        load(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
-    with pytest.raises(ValueError, match="'images' is a str"):
-        read_image_column({"images": "a.png"}, ImageReader())
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from alphaapollo.data.formats import PAIR_FORMATS
 from alphaapollo.data.preference_examples import make_unrelated_answers
-from alphaapollo.data.rendering import Renderer
-from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, Loader, text_of, trained
+from tests.unit.data.rows import EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, trained
 
 ANSWERS = {"chosen": "4", "rejected": "it is 5"}
 PAIR = ANSWERS | {"prompt": [USER]}
@@ -23,22 +21,17 @@ PAIRS = [
     (PAIR, [USER]),
     ({"chosen": [USER, FOUR], "rejected": [USER, FIVE]}, [USER]),
     ({"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]}, [USER]),
-    ({"conversations": [{"from": "human", "value": "2+2=?"}], "chosen": FOUR, "rejected": FIVE}, [USER]),
     ({"question": [USER], **GPT}, [USER]),
-    (PAIR | {"prompt": '[{"role": "user", "content": "2+2=?"}]'}, [USER]),
     (PAIR | {"prompt": "2+2=?", "system": "be kind"}, [SYSTEM, USER]),
     ({"messages": [USER, FOUR], **REJECTED}, [USER]),
     ({"messages": [USER, FOUR], "rejected_response": [FIVE], "margin": 2.0}, [USER]),
     ({"messages": [USER, FOUR], "rejected_messages": [USER, FIVE]}, [USER]),
-    ({"messages": CHAT_AS_TEXT, **REJECTED}, [USER]),
     ({"query": "2+2=?", "response": "4", **REJECTED}, [USER]),
     ({"query": "2+2=?", "response": "4", **REJECTED, **CONTEXT_COLUMNS}, WITH_CONTEXT),
     ({"messages": [*WITH_CONTEXT, FOUR], **REJECTED}, WITH_CONTEXT),
     (PAIR | {"chosen": json.dumps(FOUR), "rejected": json.dumps([FIVE])}, [USER]),
     ({"query": json.dumps([USER]), "response": json.dumps(FOUR), "rejected_response": json.dumps([FIVE])}, [USER]),
     (ANSWERS | {"instruction": "2+2=?", "input": ""}, [USER]),
-    (ANSWERS | {"input": "2+2=?"}, [USER]),
-    (ANSWERS | {"query": "2+2=?"}, [USER]),
 ]
 
 
@@ -93,29 +86,15 @@ def test_texts_end_with_eos_and_may_begin_with_their_prompt(loader):
     assert loader.pairs(joined).examples == loader.pairs(own).examples
 
 
-def test_rejected_response_replaces_calls_after_the_last_user():
-    call = {"role": "tool_call", "content": '{"name": "add", "arguments": {"a": 2}}'}
-    answer = [call, {"role": "tool_response", "content": "4"}, FOUR]
-    row = {"messages": [*EARLIER, USER, *answer], "rejected_response": [FIVE]}
-    converted = next(one for one in PAIR_FORMATS if {*one.columns} <= row.keys()).convert(row)
-    assert converted == {"prompt": [*EARLIER, USER], "chosen": answer, "rejected": [FIVE]}
-
-
 BAD_ROWS = [
     (PAIR | {"rejected": "4"}, "'rejected' are equal"),
-    (PAIR | {"rejected": " "}, "'rejected' is empty"),
-    (PAIR | {"chosen": []}, "'chosen'"),
     (PAIR | {"chosen": [FOUR]}, "must both be text"),
     ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
-    (PAIR | {"prompt": []}, "'prompt' is empty"),
     ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
     ({"chosen": "The 4", "rejected": "The 5", "post": "What is 2+2?"}, "'post' has more words"),
     (PAIR | {"prompt": [USER, FOUR]}, "'prompt' ends with an assistant"),
     ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
-    ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
-    ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user"),
     (PAIR | {"margin": -1}, "'margin' is -1"),
-    (PAIR | {"margin": "much"}, "'margin' is 'much'"),
 ]
 
 
@@ -123,17 +102,6 @@ BAD_ROWS = [
 def test_bad_rows_are_named(loader, row, says):
     with pytest.raises(ValueError, match=rf"1 of 2 rows.*\n.*row 1: .*{says}"):
         loader.pairs(PAIR, row)
-
-
-def test_other_columns_are_reported(loader):
-    for load, row, says in (
-        (loader.pairs, {"prompt": [USER], "answer": "4"}, r"'chosen' and 'rejected'.*'answer'"),
-        (loader.pairs, {"chosen": "four", "rejected": "five"}, "'rejected' have no common beginning"),
-        (loader.pairs, {"messages": [USER, FOUR], **REJECTED, "rejected_images": ["b.png"]}, "rejected_images"),
-        (loader.labelled, {"prompt": [USER], "answer": "4"}, "'response' and 'label' or 'chosen'"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            load(row)
 
 
 def test_long_pairs_are_an_error_or_are_dropped(loader):
@@ -194,38 +162,3 @@ def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(loader):
     assert drawn[0] == drawn[1] != drawn[2]
     start = own[0].response_start
     assert {len(row.token_ids) for row in make_unrelated_answers(own, 0, start + 1)} == {start + 1}
-
-
-THINKING = (
-    "{% for one in messages %}<|im_start|>{{ one.role }}\n{% if one.reasoning_content and loop.last %}<think>"
-    "{{ one.reasoning_content }}</think>{% endif %}{{ one.content }}{% for call in one.tool_calls or [] %}"
-    "{{ call.function.name }}()<tools>{{ tools | length }}</tools>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CALL = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [{"name": "f", "arguments": {}}]}
-
-
-def test_answers_of_thinking_models_with_calls(tmp_path, make_tokenizer):
-    """The prompt is as at inference, without earlier thoughts. The turns of an answer keep theirs in one example."""
-    renderer = Renderer(make_tokenizer(THINKING))
-    loader = Loader(tmp_path, renderer)
-    row = {
-        "system": "be kind",
-        "prompt": [USER, {**FOUR, "reasoning": "before"}, USER],
-        "chosen": [CALL, {"role": "tool", "content": "3"}, {**FOUR, "reasoning": "so"}],
-        "rejected": [FIVE | {"thinking": "no"}],
-        "tools": [{"name": "f"}],
-        "note": "x",
-    }
-    read = loader.pairs(row)
-    chosen, rejected = read.examples[0].rows
-    texts = ["<think>hm</think>f()<tools>1</tools><|im_end|>", "<think>so</think>4<|im_end|>"]
-    assert trained(renderer, chosen) == texts
-    assert trained(renderer, rejected) == ["<think>no</think>it is 5<|im_end|>"]
-    prompt = chosen.token_ids[: chosen.response_start]
-    assert text_of(renderer, prompt) == renderer.render_chat([SYSTEM, USER, FOUR, USER])
-    assert prompt == rejected.token_ids[: rejected.response_start]
-    assert [finding.content for finding in read.findings] == ["the column 'note'"]
-    labelled = row | {"response": row["chosen"], "label": True}
-    other = {"prompt": [SYSTEM, USER], "response": "4", "label": False}
-    assert loader.labelled(labelled, other).examples[0].rows[0].token_ids == chosen.token_ids

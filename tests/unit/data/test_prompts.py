@@ -56,7 +56,6 @@ GSM8K = {"question": "2+2?", "answer": "2 and 2 is\n#### 4"}
 PROBLEM = {"problem": "2+2?", "ground_truth": "4", "answer": "2 and 2 is 4"}
 FIELDS = [
     ({"prompt": "p", "extra_info": {"ground_truth": "1"}}, {"ground_truth": "1"}),
-    ({"prompt": "p", "env_kwargs": {"ground_truth": "2"}}, {"ground_truth": "2"}),
     ({"prompt": "p", **OTHER_COLUMNS}, {"extra_info": {"level": 3, "split": "b"}}),
     ({"prompt": "p", **STRUCTS_AS_TEXT}, {"ground_truth": 4, "extra_info": {"index": 1}}),
     ({"prompt": QUESTION, "ground_truth": 4}, {"content": QUESTION, "ground_truth_text": "4"}),
@@ -65,7 +64,6 @@ FIELDS = [
     (PROBLEM, {"content": QUESTION, "ground_truth": "4"}),
     *(({"prompt": text}, {"content": CHAT}) for text in (json.dumps(CHAT), repr(CHAT))),
     ({"prompt": "[{'content': '2+2=?', 'role': 'user'}]"}, {"content": CHAT}),
-    ({"prompt": " " + json.dumps(CHAT, indent=1) + "\n"}, {"content": CHAT}),
     ({"prompt": NUMPY_CHAT}, {"content": [{"role": "system", "content": "short"}, *CHAT]}),
     *(({"prompt": text}, {"content": text}) for text in NO_CHATS),
 ]
@@ -92,16 +90,12 @@ def test_ids_continue_over_files(tmp_path):
 
 BAD_PROMPTS = [
     ("text", "", "empty"),
-    ("text", "  \n", "empty"),
     ("text", None, "missing"),
     ("text", 7, "7; .*text or a list"),
     ("text", [], "empty"),
-    (CHAT, [], "empty"),
     (CHAT, [{"role": "user", "content": " "}], "empty"),
-    (CHAT, ["hello"], "'hello'; .*{role, content}"),
     (CHAT, [{"content": "x"}], "'content': 'x'.*; .*{role, content}"),
     (CHAT, [{"role": "user", "content": ["x"]}], "part of a message is 'x'. .*type"),
-    (CHAT, [{"role": "user"}], "'role': 'user'.*content must be text"),
     (CHAT, [*CHAT, {"role": "assistant", "content": "4"}], "ends with an assistant"),
 ]
 
@@ -139,12 +133,6 @@ def test_ground_truth_key(tmp_path):
         load_prompts(path, "prompt", ground_truth_key="label")
 
 
-def test_many_bad_rows_are_counted_and_the_first_shown(load):
-    with pytest.raises(ValueError, match=r"(?s)9 of 9 rows are invalid.*row 4.*and 4 more") as error:
-        load(*[{"prompt": ""}] * 9)
-    assert "row 5" not in str(error.value)
-
-
 BAD_COLUMNS = [
     ({"prompt": "p", "extra_info": "text"}, "row 0: 'extra_info' is 'text'; .*struct"),
     ({"prompt": "p", "reward_model": ["4"]}, "row 0: 'reward_model' is .*; .*struct"),
@@ -171,15 +159,11 @@ BAD_TEXTS = pyarrow.array([b"good", b"\xff"]).view(pyarrow.string())
 UNREADABLE = [
     ("none.jsonl", None, "no such file"),
     ("empty.jsonl", b"", "has no rows"),
-    ("data.txt", b"x", r"'\.txt'.*parquet"),
     ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
     ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
-    ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),
-    ("object.json", b'{"a": 1}', "no column"),
     ("latin.jsonl", b'{"prompt": "\xe9"}', r"line 1: .*invalid UTF-8"),
     ("half.jsonl", b'{"prompt": "\\ud83d\\ude42"}\n{"prompt": "a \\ud83d"}', r"line 2: .*surrogate.*\\ud83d"),
     ("bytes.parquet", to_parquet({"prompt": BAD_TEXTS}), "parquet file .*0xff"),
-    ("half.json", b'[{"prompt": "p", "reward_model": {"ground_truth": "\\uDE42"}}]', "row 0: .*surrogate"),
 ]
 
 

@@ -1,34 +1,19 @@
 """Chats, observations and tool results with images are rendered and expanded like transformers' processors do."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.prompts import apply_length_limit
-from alphaapollo.data.rendering import check_chat_is_shown
-from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.types import Prompt
-from tests.unit.data.images import encode, make_test_image
-from tests.unit.tool_templates import schema
+from tests.unit.data.images import make_test_image
 from tests.vision.models import FAMILIES
 
 TEST_IMAGE, OTHER = make_test_image(32, 48), make_test_image(48, 16, seed=1)  # 2 x 3 and 3 x 1 features of Qwen-VL
 QUESTION = {"role": "user", "content": "a <image> b", "images": [TEST_IMAGE]}
 ANSWER = {"role": "assistant", "content": "c"}
 NEXT = {"role": "user", "content": "d <image><image>", "images": [OTHER, TEST_IMAGE]}
-SHOW = schema("show")
-TOOL_TEMPLATE = (
-    "{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}{% for call in m.tool_calls %}<call>{{ call.function | tojson }}</call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,20 +42,6 @@ def test_a_prompt_continues_with_an_observation(make_vision_renderer):
     assert renderer.prepare_images([NEXT])[1] is renderer.prepare_images([QUESTION])[0]
 
 
-def test_tool_results_may_have_images(vision_folder):
-    tokenizer = load_tokenizer(str(vision_folder("qwen3_vl")))
-    images = load_image_processor(str(vision_folder("qwen3_vl")), tokenizer)
-    tokenizer.chat_template = TOOL_TEMPLATE
-    renderer = ToolRenderer(tokenizer, [SHOW], images=images)
-    renderer.check_template_shows_tools(in_append_context=True)
-    result = {"role": "tool", "name": "show", "content": "<image> done", "images": [OTHER]}
-    ids = renderer.encode_observation([result, NEXT])
-    text = tokenizer.decode(ids)
-    pads = "<|vision_start|>" + "<|image_pad|>" * 3 + "<|vision_end|>"
-    assert text.startswith(f"<|im_end|>\n<|im_start|>tool\n{pads} done<|im_end|>\n<|im_start|>user\nd {pads}")
-    assert ids.count(images.placeholder_id) == 3 + 3 + 6
-
-
 def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messages(make_vision_renderer):
     renderer = make_vision_renderer()
     text = "what is <|image_pad|>?"
@@ -97,10 +68,6 @@ def test_a_text_model_rejects_images(renderer):
     assert "<image>" in renderer.tokenizer.decode(renderer.encode_prompt(marked))
 
 
-def test_the_template_check_keeps_images(make_vision_renderer):
-    check_chat_is_shown([QUESTION], make_vision_renderer())  # raises if not
-
-
 PROMPTS = [Prompt(3, "", [QUESTION]), Prompt(5, "", [{"role": "user", "content": "x" * 60}])]
 
 
@@ -119,10 +86,3 @@ def test_the_length_limit_counts_images_without_decoding_them(make_vision_render
 def test_prompts_with_images_are_not_truncated(make_vision_renderer, truncation):
     with pytest.raises(ValueError, match=r"1 of 1 .*images.*row 3.*to drop \("):
         apply_length_limit(PROMPTS, make_vision_renderer(), 20, truncation)
-
-
-def test_a_rejected_image_is_reported_with_its_row(make_vision_renderer):
-    wide = {**QUESTION, "images": [encode(Image.new("RGB", (1000, 2)))]}
-    prompts = [PROMPTS[0], replace(PROMPTS[1], content=[wide])]
-    with pytest.raises(ValueError, match=r"row 5: .*processor rejects .*1000 x 2"):
-        apply_length_limit(prompts, make_vision_renderer(), 100, "drop")

@@ -73,12 +73,6 @@ def test_tools_of_a_row_and_of_the_environment_do_not_mix(tmp_path, make_tokeniz
         try_chats(renderer, [prompt])
 
 
-@pytest.mark.parametrize("columns", [{"tools": ["add"]}, {"chat_template_kwargs": "x"}])
-def test_malformed_columns_are_errors(tmp_path, columns):
-    with pytest.raises(ValueError, match=f"row 0: '{next(iter(columns))}'"):
-        load(tmp_path, **columns)
-
-
 def test_a_fixed_day_is_what_the_template_writes(make_tokenizer):
     template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
     renderer = Renderer(make_tokenizer(template), {"strftime_now": "2024-07-26"})

@@ -2,18 +2,13 @@ import pytest
 
 from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import SftData
-from alphaapollo.data import examples
-from alphaapollo.data import prompts as prompt_files
 from alphaapollo.data.examples import (
     LoadedExamples,
     load_examples,
     make_source_names,
-    make_text_pieces,
-    tokenize_examples,
 )
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.types import Prompt
 from tests.builders import write_rows
 from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FOUR, IM_END, SYSTEM, THOUGHT, USER, Loader, text_of, trained
 
@@ -65,16 +60,8 @@ def test_assistant_turns_are_trained_and_nothing_else(loader, row, settings, tex
     assert not any("reasoning" in notice or "thinking" in notice for notice in read.notices)
 
 
-def test_messages_after_the_last_answer_are_left_out(loader):
-    chat = [SYSTEM, USER, FOUR, USER, FOUR_WORD, USER]
-    (row,) = loader.sft({"messages": chat}).examples
-    shown = loader.renderer.render_chat(chat[:5], add_generation_prompt=False)
-    assert [*row.token_ids] == loader.renderer.encode([shown])[0][:-1]
-
-
 FORMATS = [
     ({"conversations": [{"from": "human", "value": "2+2=?"}, {"from": "gpt", "value": "4"}]}, "ShareGPT", True),
-    ({"conversation": [USER, FOUR]}, "ShareGPT", True),
     ({"instruction": "2+2=?", "input": "", "output": "4"}, "Alpaca", True),
     ({"prompt": [USER], "completion": [FOUR]}, "prompts and completions", True),
     ({"prompt": [USER], "completion": "4"}, "prompts and completions", True),
@@ -159,7 +146,6 @@ SOURCES = [
     ("data/train.parquet", ["train"]),
     (["data/maths.parquet", "data/code.jsonl"], ["maths", "code"]),
     (["a/train.parquet", "b/train.parquet"], ["a/train", "b/train"]),
-    (["a/x.jsonl.gz", "b/x.parquet"], ["a/x", "b/x"]),
     (["org/name-1.5#train", "chats"], ["name-1.5#train", "chats"]),
     (["a/x.json", "./a/x.parquet", "b/y.json"], ["x.json", "x.parquet", "y.json"]),
     (["a/b.parquet", "a/b.parquet"], ["b", "b"]),  # the same file twice
@@ -185,13 +171,10 @@ def test_each_turn_is_an_example_if_the_template_drops_earlier_thoughts(tmp_path
 
 BAD_ROWS = [
     ({"messages": [USER]}, ".* no assistant message"),
-    ({"messages": []}, "'messages' is empty"),
     ({"messages": "text"}, "'messages' is a str; .*list"),
     ({"messages": [USER, {"role": "assistant", "content": ""}]}, ".*message 1 is empty"),
     ({"prompt": "p", "response": ""}, "'response' is empty"),
     ({"prompt": "p", "response": 4}, "'response' is a int; .*text"),
-    ({"prompt": None, "response": "r"}, "'prompt' is empty"),
-    ({"prompt": "p"}, "'response' is empty"),
 ]
 
 
@@ -278,16 +261,3 @@ def test_columns_that_are_not_read_are_listed_once(loader):
         ("the column 'source'", 1, 2),
     ]
     assert loader.sft(CHAT | {"id": None}).findings == []
-
-
-def test_rows_are_tokenized_in_batches(make_tokenizer, monkeypatch):
-    renderer, calls = Renderer(make_tokenizer()), []
-    pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
-    prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
-    together, encode = tokenize_examples(pieces, renderer), renderer.encode
-    monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
-    for module in (examples, prompt_files):
-        monkeypatch.setattr(module, "BATCH", 2)
-    assert tokenize_examples(pieces, renderer) == together
-    assert prompt_files.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
-    assert max(calls) == 2

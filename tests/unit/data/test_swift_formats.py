@@ -47,11 +47,6 @@ def test_boxes_videos_and_audio_are_refused_with_the_row(tmp_path, loader, colum
             load(row)
 
 
-@pytest.mark.parametrize("columns", [{"objects": None}, {"objects": 3}, {"videos": []}, {"objects": {}}])
-def test_empty_and_other_columns_are_read(tmp_path, columns):
-    assert len(prompts(tmp_path, {"messages": [USER]} | columns)) == 1
-
-
 def test_a_chat_without_a_user_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no message of the user"):
         prompts(tmp_path, {"messages": [FOUR]})

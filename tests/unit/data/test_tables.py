@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,12 +80,6 @@ def test_a_saved_data_set_is_measured_before_it_is_mapped(tmp_path: Path, memory
         read_rows(tmp_path / "d")
 
 
-def test_the_size_of_a_parquet_dictionary_is_read_from_its_page(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "a.parquet", BLANKS)
-    with pq.ParquetFile(tmp_path / "a.parquet") as table, (tmp_path / "a.parquet").open("rb") as file:
-        assert tables._measure_dictionary(file, table.metadata.row_group(0).column(0)) == (1 << 20) + 4
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_tables_with_too_many_columns_are_refused(tmp_path: Path, name: str) -> None:
     names = [f"c{index}" for index in range(tables.MAX_COLUMNS + 1)]
@@ -96,14 +89,6 @@ def test_tables_with_too_many_columns_are_refused(tmp_path: Path, name: str) -> 
         write_parquet(tmp_path / name, pa.table({column: [1] for column in names}))
     with pytest.raises(ValueError, match="10001 columns"):
         read_rows(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["README.md", "b.parquet", "state.json"])
-def test_folders_with_pipes_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "a"}\n')
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ValueError, match=name):
-        read_rows(tmp_path)
 
 
 def test_a_bomb_of_aliases_in_a_description_is_refused(tmp_path: Path) -> None:

@@ -1,26 +1,9 @@
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import Renderer, make_template_digest
-from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.models.load import list_template_notices
-from tests.unit.tool_templates import HERMES, schema, tokenizer_of
+from tests.unit.tool_templates import HERMES, tokenizer_of
 
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-CHAT = [{"role": "user", "content": "hi"}]
-
-
-def test_they_reach_the_template_at_every_rendering():
-    tokenizer = tokenizer_of(HERMES + THINKING)
-    silent = Renderer(tokenizer, {"enable_thinking": False})
-    assert silent.render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT) + "<think></think>"
-    assert Renderer(tokenizer, {"enable_thinking": True}).render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT)
-    end = silent.encode(["<think></think>"])[0]
-    assert silent.encode_prompt(CHAT)[-len(end) :] == silent.encode_observation(CHAT)[-len(end) :] == end
-
-
-def test_environment_and_python_tools_are_combined():
-    renderer = ToolRenderer(tokenizer_of(HERMES + THINKING), [schema("add", a="integer")], {"enable_thinking": False})
-    text = renderer.render_chat(CHAT)
-    assert '"name": "add"' in text and text.endswith("<think></think>")
 
 
 def test_template_variable_that_is_not_read_is_reported(tmp_path):

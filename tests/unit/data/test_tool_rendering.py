@@ -48,11 +48,6 @@ def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
     assert text_of(renderer, renderer.encode_prompt([USER]) + action + delta) == text
 
 
-def test_other_messages_are_rendered_as_without_tools(renderer):
-    delta = renderer.encode_observation([{"role": "user", "content": "and?"}], renderer.eos_token_ids[0])
-    assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
-
-
 def test_decoding_keeps_special_tokens_of_calls():
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
     ids = renderer.encode(['[TOOL_CALLS][{"name": "add"}]'])[0]
@@ -118,10 +113,3 @@ def test_arguments_are_text_and_contents_none_if_the_template_needs_it():
     assert ToolRenderer(tokenizer_of(template), [ADD]).render_chat([message]) == ""
     shows_name = template.replace("function.arguments +", "function.name + message.tool_calls[0].function.arguments +")
     assert ToolRenderer(tokenizer_of(shows_name), [ADD]).render_chat([message]) == 'add{"a": "ü"}!'
-
-
-def test_a_tokenizer_without_a_template_is_refused():
-    tokenizer = tokenizer_of()
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        ToolRenderer(tokenizer, [ADD]).check_template_shows_tools(in_append_context=True)

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from alphaapollo.data.images import read_image_size
 from alphaapollo.data.prompts import load_prompts
 from examples.data_preprocess.prepare_geometry import INSTRUCTION
 from tests.builders import write_rows
@@ -30,33 +29,24 @@ def test_gsm8k_as_a_command(tmp_path):
     train, val = (load_prompts(str(tmp_path / f"{split}.parquet"), "prompt") for split in ("train", "val"))
     assert (len(train), len(val), train[0].ground_truth) == (8, 2, "72")
     assert train[0].content[0]["content"].startswith("Natalia sold clips")
+    assert train[0].env_kwargs["ground_truth"] == train[0].extra_info["ground_truth"] == "72"
     assert not {p.extra_info["question"] for p in train} & {p.extra_info["question"] for p in val}
-
-
-def test_dirty_rows_are_dropped_and_counted(tmp_path):
-    rows = [{"question": "1+1?", "answer": r"\boxed{2}"}, {"answer": "no question"}, {"question": 5, "answer": 5}]
-    written, said = made("prepare_informal_math", tmp_path, [*rows, *DIRTY])
-    check_counts(said, 4, REASONS | {"no question": 2})
-    prompts = load_prompts(str(tmp_path / "out" / "train.parquet"), "prompt")
-    assert [prompt.ground_truth for prompt in prompts] == ["2", "5", "3", "y" * 2_000_000]  # also a huge row
-    assert {row["data_source"] for row in written} == {"math/x"}
 
 
 @pytest.mark.parametrize(
     ("script", "source", "args", "facts"),  # the error is one line with these facts
     [
         ("informal_math", [{"x": 1}], [], ["train", "0 rows kept, 1 dropped"]),
-        ("informal_math", b'{"question": "q"', [], ["1 dropped: not valid JSON"]),
         ("informal_math", b"", [], ["x.jsonl", "no rows"]),
+        ("informal_math", [ONE], ["--answer_key", "no"], ["--answer_key no", "question, answer"]),
         ("informal_math", [ONE], ["--val_size", 5], ["train", "only 1 rows"]),
         ("informal_math", [ONE], ["--val_size", -5], ["--val_size -5", "negative"]),
         ("informal_math", [ONE], ["--local_dir", "/dev/null"], ["/dev/null", "cannot be written"]),
         ("", None, ["--train_data_size", 0], ["train is 0"]),
-        *(("custom", SIX, ["--sample_indices", text], ["0 to 5"]) for text in ("0,9", "0-99999999999")),
-        *(("custom", SIX, ["--sample_indices", text], ["not an index or range"]) for text in ("a", "3-1")),
-        ("custom", [GOOD], ["--sample_indices", "1,"], ["0 to 0"]),
+        ("custom", SIX, ["--sample_indices", "0-99999999999"], ["0 to 5"]),
+        ("custom", SIX, ["--sample_indices", "3-1"], ["not an index or range"]),
+        ("validation", None, ["--data_sources", DATA / "gsm8k_test.jsonl", "--repeat", 0], ["give one number"]),
         ("single_question", None, ["--question", "q", "--ground_truth", 4, "--data_source", "poems"], ["poems"]),
-        ("single_question", None, ["--question", " ", "--ground_truth", 4], ["empty"]),
         ("search", [{"question": "What is black?", "answer": "coffee"}], [], ["no usable row"]),
         ("geometry", [{"images": ["a.png"], **ONE}], ["--max_pixels", -1], ["--max_pixels -1"]),
     ],
@@ -67,26 +57,6 @@ def test_unusable_input_is_an_error(tmp_path, script, source, args, facts):
         source = tmp_path / "x.jsonl"
     error = refused(f"prepare_{script}".rstrip("_"), tmp_path, source, *args)
     assert [fact for fact in facts if fact not in error] == [], error
-
-
-@pytest.mark.parametrize(
-    ("repeat", "name", "what"),
-    [([1, 2, 3], "b_test.jsonl", "2 sources"), ([0], "b_test.jsonl", "give one number"), ([1], "a_test.json", "name")],
-)
-def test_sources_that_cannot_be_combined(tmp_path, repeat, name, what):
-    sources = [write_rows(tmp_path / one, [GOOD]) for one in ("a_test.jsonl", name)]
-    assert what in refused("prepare_validation", tmp_path, None, "--data_sources", *sources, "--repeat", *repeat)
-    for split in ("train", "test"):
-        write_rows(tmp_path / "both" / f"{split}.jsonl", [GOOD])
-    assert "--splits" in refused("prepare_custom", tmp_path, tmp_path / "both")
-
-
-def test_seed_rows_for_environments(tmp_path):
-    made("prepare", tmp_path, None, "--mode", "text", "--train_data_size", 16, "--val_data_size", 128, split="val")
-    train, test = (load_prompts(str(tmp_path / f"out/{split}.parquet"), "prompt") for split in ("train", "val"))
-    assert (len(train), len(test)) == (16, 128)
-    assert len({prompt.env_kwargs["seed"] for prompt in train + test}) == 144
-    assert train[3].data_source == "text" and train[3].extra_info == {"split": "train", "index": 3}
 
 
 def test_validation_repeats_each_source_and_writes_what_came_from_where(tmp_path):
@@ -105,19 +75,6 @@ def test_validation_repeats_each_source_and_writes_what_came_from_where(tmp_path
     assert sum(info["sources"][1]["dropped"].values()) == 6
 
 
-def test_validation_of_gsm8k_and_rows_in_the_layout_of_svamp(tmp_path):
-    oranges = {"Body": "87 oranges and 290 bananas", "Question": "How many fruits?"}
-    svamp = write_rows(tmp_path / "svamp_test.jsonl", [{**oranges, "Equation": "( 87 + 290 )", "Answer": 377.0}])
-    sources = [DATA / "gsm8k_test.jsonl", svamp]
-    rows, said = made("prepare_validation", tmp_path, None, "--data_sources", *sources, "--repeat", 1, 2, split="test")
-    check_counts(said, 6 + 2, {})
-    assert [(row["data_source"], truth) for row, truth in zip(rows, truths(rows), strict=True)][::6] == [
-        ("gsm8k", "18"),
-        ("svamp", "377"),
-    ]
-    assert rows[6]["extra_info"]["question"] == "87 oranges and 290 bananas. How many fruits?"
-
-
 def test_custom_takes_the_chosen_rows(tmp_path):
     source = [{**GOOD, "level": index} for index in range(6)]
     rows, _ = made("prepare_custom", tmp_path, source, "--sample_indices", "4,0-1")
@@ -125,13 +82,6 @@ def test_custom_takes_the_chosen_rows(tmp_path):
     assert found == [(4, 4), (0, 0), (1, 1)]
     rows, said = made("prepare_custom", tmp_path, [GOOD, *DIRTY], "--sample_indices", "0-5")
     check_counts(said, 1, {name: count for name, count in REASONS.items() if name != "not valid Unicode"})
-
-
-def test_single_question(tmp_path):
-    arguments = ["--question", "2+2?", "--ground_truth", r"so \boxed{4}"]
-    (row,), _ = made("prepare_single_question", tmp_path, None, *arguments, "--splits", "train", "val", split="val")
-    assert (row["data_source"], row["reward_model"]["ground_truth"]) == ("math", "4")
-    assert row["prompt"][0]["content"].startswith("2+2?\n\nReason step by step")
 
 
 def test_search_rows_and_corpus(tmp_path):
@@ -175,18 +125,6 @@ def test_geometry_rows_in_the_layout_of_geometry3k(tmp_path):
     assert first.ground_truth == "2\\sqrt{3}" and first.data_source == "math/geo"
     assert first.content[0]["images"] == [IMAGE] and second.content[0]["images"] == [IMAGE] * 2
     assert "images" not in first.extra_info and json.loads(written[0]["metadata"]) == {}
-
-
-def test_images_of_a_folder_are_shrunk(tmp_path):
-    for name, image in (("a.png", IMAGE), ("b.png", make_test_image(8, 8))):
-        (tmp_path / name).write_bytes(image)
-    rows = [{"images": [name], "question": "What is x?", "answer": "7"} for name in ("a.png", "b.png")]
-    source = write_rows(tmp_path / "x_train.jsonl", rows)
-    first, second = (
-        row["images"][0]["bytes"] for row in made("prepare_geometry", tmp_path, source, "--max_pixels", 384)[0]
-    )
-    assert read_image_size(first) == (24, 16)  # of 48 x 32
-    assert second == (tmp_path / "b.png").read_bytes()
 
 
 def test_the_page_lists_all_scripts():

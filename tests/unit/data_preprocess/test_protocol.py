@@ -1,10 +1,9 @@
-import ast
 import json
 
 import pytest
 
 from examples.data_preprocess.columns import Dropped
-from examples.data_preprocess.protocol import compute, plain_turns, tool_turns, tool_uses
+from examples.data_preprocess.protocol import plain_turns, tool_turns, tool_uses
 
 NATALIA = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72 clips.\n#### 72"
 
@@ -44,9 +43,3 @@ def test_wrong_marks_drop_the_row(mark):
 def test_marks_may_be_rounded():
     uses, _ = tool_uses("<<10/3=3.33>> <<.5*4=2>> <<1000*2=2,000>> <<-(3-5)=2>>")
     assert [use.output for use in uses] == ["3.3333333333333335\n", "2.0\n", "2000\n", "2\n"]
-
-
-def test_only_arithmetic_is_computed():
-    assert compute(ast.parse("-2 * (3 + 4) // 4 % 3", mode="eval").body) == (-2 * 7 // 4) % 3
-    with pytest.raises(ValueError, match="Name"):
-        compute(ast.parse("x", mode="eval").body)

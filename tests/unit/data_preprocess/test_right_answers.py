@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from alphaapollo.data.files import read_rows
 from examples.data_preprocess.prepare_right_answers import prepare
 from tests.builders import write_rows
@@ -54,39 +52,6 @@ def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Pa
     assert "2 problems" in told
     reasons = ("wrong", "duplicate", "truncated", "failed", "incomplete line", "empty turn")
     check_counts(told, 4, dict.fromkeys(reasons, 1))
-
-
-def test_the_shortest_of_a_problem(tmp_path: Path) -> None:
-    assert made(tmp_path, SAID, shortest=True, max_answers=2) == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
-    assert made(tmp_path, SAID, max_answers=1) == [("1+1?", "it is surely 2"), ("3+3?", "6")]
-
-
-def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
-    answered = [{"role": "user", "content": "<tool_response>6</tool_response>"}]
-    turns = [
-        {"text": "<python_code>3+3</python_code>", "observation": answered, "num_tokens": 4, "reward": 0.0},
-        {"text": "6", "observation": None, "num_tokens": 1, "reward": 0.0},
-    ]
-    prepare([write_rows(tmp_path / "results.jsonl", [record(3, "", turns=turns)])], tmp_path, 1.0, 4, False)
-    (row,) = read_rows(str(tmp_path / "train.parquet"))
-    assert [(one["role"], one["content"]) for one in row["messages"]] == [
-        ("user", "3+3?"),
-        ("assistant", "<python_code>3+3</python_code>"),
-        ("user", "<tool_response>6</tool_response>"),
-        ("assistant", "6"),
-    ]
-
-
-def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path) -> None:
-    for change, reason in (
-        ({"rows": [{}, {}]}, "env.context=memory"),
-        ({"prompt": "1+1="}, "plain text, not a chat"),
-        ({"components": {"accuracy": 0.5}}, "wrong"),
-    ):
-        with pytest.raises(ValueError, match=rf"(?s)no usable row.*{reason}"):
-            made(tmp_path, [record(1, "2", **change)])
-    with pytest.raises(ValueError, match="no such file"):
-        prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)
 
 
 def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path) -> None:

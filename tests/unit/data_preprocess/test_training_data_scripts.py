@@ -2,9 +2,7 @@
 
 from alphaapollo.data.chats import read_chat
 from tests.builders import write_rows
-from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused
-
-SOLUTIONS = DATA / "gsm8k_model_solutions.jsonl"
+from tests.unit.data_preprocess.scripts import DIRTY, GOOD, REASONS, check_counts, made
 
 
 def roles(row):
@@ -54,54 +52,6 @@ def test_sft_takes_the_solutions_that_are_labelled_as_right(tmp_path):
     assert [row["messages"][1]["content"] for row in rows] == ["White is 1, so 2+1=3\n\\boxed{3}"]
     assert rows[0]["extra_info"]["ground_truth"] == "3"
     check_counts(said, 1, {"no right solution": 1})
-
-
-def test_sft_of_one_column_and_a_filter(tmp_path):
-    right = {**UNSOLVED, "large_model": {"is_correct": 1, "solution": "1+2=<<1+2=3>>3\nA: 3"}}
-    source = [MODELS, UNSOLVED, right]
-    chosen = ["--answer_key", "large_model.solution", "--where", "large_model.is_correct"]
-    rows, said = made("prepare_sft", tmp_path, source, *chosen, "--protocol", "tools")
-    assert [row["messages"][-1]["content"] for row in rows] == ["<think>\n3\n</think>\n<answer>\\boxed{3}</answer>"]
-    check_counts(said, 1, {"--where large_model.is_correct": 2})
-    rows, _ = made("prepare_sft", tmp_path, source, "--answer_key", "ground_truth")
-    assert len(rows) == 3 and rows[0]["messages"][1]["content"].endswith("in all\n\\boxed{3}")
-
-
-def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path):
-    names = ["question", "ground_truth", "small_model", "small_model.is_correct", "small_model.solution"]
-    for option in ("--question_key", "--answer_key", "--where"):
-        said = refused("prepare_sft", tmp_path, [MODELS], option, "solution")
-        assert [name for name in [f"{option} solution", *names] if name not in said] == [], said
-
-
-def test_rl_rows_of_solutions_have_their_final_answers(tmp_path):
-    prose = {"question": "Why?", "answer": "Because the sum of all the parts is\nthe whole, and so on"}
-    source = [MODELS, prose, {"question": "q", "answer": "no", "mine": r"so \boxed{7}"}]
-    rows, said = made("prepare_informal_math", tmp_path, source)
-    assert [row["reward_model"]["ground_truth"] for row in rows] == ["3", "no"]
-    check_counts(said, 2, {"--answer_key": 1})
-    rows, _ = made("prepare_informal_math", tmp_path, source, "--answer_key", "mine")
-    assert [row["reward_model"]["ground_truth"] for row in rows] == ["7"]
-
-
-def test_real_labelled_solutions(tmp_path):
-    rows, said = made("prepare_sft", tmp_path, SOLUTIONS)
-    check_counts(said, 9, {"no right solution": 3})
-    right = {"18": 1, "20": 4, "5,600": 1, "4": 3, "3000": 2, "-10": 1, "2": 1, "22": 1, "6,250": 2}
-    truths = [row["extra_info"]["ground_truth"] for row in rows]
-    assert truths == [truth for truth, count in right.items() for _ in range(count)]
-    boxed = [row["messages"][1]["content"].rpartition("\\boxed")[2] for row in rows]
-    assert boxed == [f"{{{truth}}}" for truth in truths]
-    rows, said = made("prepare_preference", tmp_path, SOLUTIONS)
-    check_counts(said, 8, {"no pair of a right and a wrong": 4})
-    assert len(rows) == 26 and all(row["chosen"] != row["rejected"] for row in rows)
-
-
-def test_sft_on_gsm8k(tmp_path):
-    rows, said = made("prepare_sft", tmp_path, DATA / "gsm8k_train.jsonl", "--protocol", "tools")
-    assert "(44 assistant turns): 10 rows kept, 0 dropped" in said
-    text = "".join(message["content"] for row in rows for message in row["messages"])
-    assert "<<" not in text and "####" not in text
 
 
 def test_preference_pairs(tmp_path):

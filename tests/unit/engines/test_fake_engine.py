@@ -1,10 +1,7 @@
 import asyncio
-from dataclasses import replace
 
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.types import Completion, Sampling, StopReason
-from scripts.simulation.timed_engine import TimedFakeEngine
-from tests.unit import virtual_time
+from alphaapollo.types import Sampling, StopReason
 
 
 def generate(engine: FakeEngine, token_ids: list[int], sampling: Sampling):
@@ -21,57 +18,3 @@ def test_answers_depend_on_context_and_seed():
     assert len(first.logprobs) == len(first.token_ids)
     cut = generate(FakeEngine(50, min_tokens=5, max_tokens=5), [1], Sampling(2, stop_token_ids=(99,)))
     assert len(cut.token_ids) == 2 and cut.stop_reason is StopReason.LENGTH
-
-
-def test_weights_are_not_verified():
-    engine = FakeEngine(50)
-    assert asyncio.run(engine.confirm_weights(7)) is None
-    assert generate(engine, [1], Sampling(2)).weight_version == 7
-    assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2
-
-
-def test_an_answer_takes_time_and_a_slot():
-    engine = TimedFakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, max_concurrent_requests=2)
-
-    async def play() -> list[float]:
-        async def one() -> float:
-            await engine.generate([1], Sampling(8), "r")
-            return asyncio.get_running_loop().time()
-
-        return await asyncio.gather(*(one() for _ in range(3)))
-
-    assert virtual_time.run(play()) == [8.0, 8.0, 16.0]
-
-
-def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
-    engine = TimedFakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
-
-    async def play() -> tuple[Completion, float]:
-        answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))
-        for version in (1, 2):
-            await asyncio.sleep(1.5)
-            await engine.pause()
-            await asyncio.sleep(10)
-            await engine.confirm_weights(version)
-            await engine.resume()
-        return await answer, asyncio.get_running_loop().time()
-
-    answer, seconds = virtual_time.run(play())
-    assert seconds == 6 + 20
-    assert answer.weight_versions == [(0, 1), (1, 2), (2, 3)] and answer.weight_version == 2
-    assert replace(answer, token_ids=answer.token_ids[:2]).weight_versions == [(0, 1), (1, 1)]  # truncated
-
-
-def test_requests_wait_while_paused():
-    engine = FakeEngine(50)
-
-    async def play() -> Completion:
-        await engine.pause()
-        answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))
-        await asyncio.sleep(1)
-        assert not answer.done()
-        await engine.confirm_weights(5)
-        await engine.resume()
-        return await answer
-
-    assert [version for version, _ in virtual_time.run(play()).weight_versions] == [5]

@@ -24,7 +24,6 @@ def test_library_log_goes_to_its_file_only(tmp_path, capsys):
             "Traceback\n  raise\nValueError: head size 8\nvllm.v1.EngineDeadError: see above\n",
             "head size 8",
         ),
-        ("RuntimeError: one\ntorch.cuda.OutOfMemoryError: two\n", "two"),
         ("2026 INFO x: no Error: here\n", ""),
         ("", ""),
     ],
@@ -53,12 +52,3 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
     assert child.wait(20) == 1
     assert child.stdout is not None and child.stdout.read() == b""
     assert log.read_text() == "hello\nfrom C" and not weights.exists()
-
-
-def test_owner_process_is_not_set_up_as_engine_process(monkeypatch):
-    from alphaapollo.engines.process import set_up_engine_process
-
-    for name, value in build_process_environment("unused.log", []).items():
-        monkeypatch.setenv(name, value)
-    set_up_engine_process()
-    assert not os.path.exists("unused.log")

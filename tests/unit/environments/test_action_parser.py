@@ -8,7 +8,6 @@ from alphaapollo.types import Completion, StopReason, Turn
     ("text", "content", "kept"),
     [
         ("<answer>7</answer>", "7", None),
-        ("<answer> 7\n</answer>\n ", "7", None),  # followed by whitespace only
         ("so <answer>7</answer> then", "7", "so <answer>7</answer>"),
         ("<answer>7</answer><answer>8</answer>", "7", "<answer>7</answer>"),
         ("<think><answer>1</answer></think><answer>2</answer>", "2", None),
@@ -60,17 +59,11 @@ def test_several_kinds_of_action():
         ("  Up! I say", "Up", 5),
         ("<think>left?</think>\n50.\n", "50", None),
         ("well</think> right now", "right", 18),
-        ("<answer>7</answer> up", "7", 18),
     ],
 )
 def test_bare_word(text, word, kept):
     found = read_action(text, allow_bare_word=True)
     assert isinstance(found, Action) and (found.content, found.kept_chars) == (word, kept)
-
-
-@pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
-def test_no_bare_word(text):
-    assert read_action(text, allow_bare_word=True).error
 
 
 @pytest.mark.parametrize("text", ["<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000])

@@ -13,9 +13,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import base
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
-from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
-from alphaapollo.user_objects import load_objects, write_objects
 from alphaapollo.utils.user_module import load_user_module
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 
@@ -45,50 +43,6 @@ class Counter:  # TRL's environment_factory
     def _helper(self): ...
 
 
-class Graded:  # without get_reward
-    def reset(self, **columns): ...
-
-    async def look(self) -> str:
-        """Look around."""
-        return "a door"
-
-
-class Space:
-    dtype, start, n = "int64", 0, 4
-
-    def contains(self, value):
-        return isinstance(value, int) and 0 <= value < self.n
-
-    def __repr__(self):
-        return "Discrete(4)"
-
-
-class Lake:  # Gymnasium
-    action_space = Space()
-
-    def __init__(self, size=3):
-        self.size, self.place = size, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.seed = seed
-        return self.place, {}
-
-    def step(self, action):
-        self.place += action
-        done = self.place >= self.size
-        return self.place, float(done), done, False, {"is_success": done}
-
-    def close(self): ...
-
-
-class OldGame:  # gym: four results, an action that is a text
-    def reset(self):
-        return "Say hello."
-
-    def step(self, text):
-        return "Again.", 0.25, "hello" in text, {}
-
-
 class Chat:  # SkyRL-Gym
     def __init__(self, env_config, extras):
         self.truth, self.turns = extras["reward_spec"]["ground_truth"], extras["max_turns"]
@@ -102,10 +56,6 @@ class Chat:  # SkyRL-Gym
         return {"observations": observations, "reward": float(done), "done": done, "metadata": {}}
 
     def close(self): ...
-
-
-def make_lake(size=2):
-    return Lake(size)
 
 
 class Nothing:
@@ -160,28 +110,6 @@ def test_get_reward_also_scores_an_episode_at_its_limit(folder):
     assert chosen.score.reward == -1.0
 
 
-def test_class_without_get_reward_is_scored_by_the_reward_function(folder):
-    done = play(folder, "Graded", "<look>{}</look>", "<answer>#### 7</answer>")
-    assert "a door" in messages_after(done, 0) and done.score.reward == 1.0
-    assert play(folder, "Graded", "<answer>#### 8</answer>").score.reward == 0.0
-
-
-def test_step_with_five_results(folder):
-    won = play(folder, "Lake", "<answer>9</answer>", "up", "<answer>1</answer>", "<answer>2</answer>")
-    assert won.first_observation[-1]["content"] == "Count.\n\n0"
-    assert [turn.valid for turn in won.turns] == [False, False, True, True]
-    assert messages_after(won, 0) == "invalid action: '9' is not an action of Discrete(4)"
-    assert [turn.reward for turn in won.turns] == [0.0, 0.0, 0.0, 1.0]
-    assert won.end is EpisodeEnd.DONE and won.score.components == {"accuracy": 1.0}
-    small = play(folder, "make_lake", "<answer>2</answer>", settings={"size": 2})
-    assert small.end is EpisodeEnd.DONE, "a function that makes environments, with env.settings as arguments"
-
-
-def test_step_with_four_results_takes_the_text(folder):
-    done = play(folder, "OldGame", "hm", "well, hello")
-    assert done.end is EpisodeEnd.DONE and [turn.reward for turn in done.turns] == [0.25, 0.25]
-
-
 def test_init_and_step_of_conversations(folder):
     done = play(folder, "Chat", "It is 6.", "It is 7.")
     assert messages_after(done, 0) == "No." and (done.score.reward, done.accuracy) == (1.0, 1.0)
@@ -213,20 +141,6 @@ def test_reset_and_tools_may_return_parts_of_a_message(folder):
     assert done.score.reward == 1.0, "get_reward returned None: it does not apply"
 
 
-def test_tool_without_description_is_refused(folder):
-    class Undescribed:
-        def reset(self): ...
-
-        def go(self, where: str):
-            """Go somewhere."""
-
-        def get_reward(self): ...
-
-    register_environment_object("Undescribed")(Undescribed)
-    with pytest.raises(ValueError, match=r"the tool go: .*'where'.* line under `Args:`"):
-        make_toolbox(Env(env_name="Undescribed"))
-
-
 def test_dict_of_classes_is_refused():
     with pytest.raises(ValueError, match=r"a dict of one, two.*one class"):
         register_environment_object("Both")({"one": object, "two": object})
@@ -236,18 +150,6 @@ def test_class_that_fits_nothing_is_refused_with_the_contracts(folder):
     env = Env(env_name="Nothing", custom_module=str(folder / "classes_of_users.py"))
     with pytest.raises(ValueError, match=r"Nothing has the public methods play, which fit none .*TRL's.*Gymnasium's"):
         load_environment_module(env)
-
-
-def test_wrong_result_of_step_is_a_failure(folder):
-    class Wrong:
-        def reset(self): ...
-
-        def step(self, action):
-            return "only an observation"
-
-    register_environment_object("Wrong")(Wrong)
-    failed = play(folder, "Wrong", "a", "b")
-    assert failed.score.outcome is Outcome.ENVIRONMENT_FAILED and "step must return (observation" in failed.score.reason
 
 
 def test_reward_function_is_added_to_get_reward(folder):
@@ -373,23 +275,3 @@ def test_object_whose_call_was_cancelled_or_whose_reset_failed_is_not_reused(fol
     assert resets == [1, 1] and played[0].turns[0].info["tool_calls"][0]["status"] == "timeout"
     played, resets = play_in_turn(folder, "Connection", "<answer>no</answer>", 1, "fail", 3)
     assert resets == [2, 1, 1] and played[1].score.outcome is Outcome.ENVIRONMENT_FAILED
-
-
-def test_python_api_passes_the_objects_to_a_reward_function(tmp_path, monkeypatch):
-    class Given:
-        def reset(self, **columns): ...
-
-        def look(self) -> str:
-            """Look."""
-            return "a door"
-
-    registered = {}
-    monkeypatch.setattr(
-        "alphaapollo.environments.classes.register_environment_object",
-        lambda name, **options: registered.setdefault(name, options) and (lambda made_by: made_by),
-    )
-    words = write_objects(tmp_path, reward=lambda environments, **_: [1.0 for _ in environments], environment=Given)
-    assert not any("custom_reward_function" in word for word in words)
-    load_objects(str(tmp_path / "objects.py"))
-    (function,) = registered["Given"]["rewards"]
-    assert function([None, None]) == [1.0, 1.0] and not registered["Given"]["graded"]

@@ -2,18 +2,13 @@
 
 import asyncio
 
-import pytest
-
-from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments.actions import ActionHandler
-from alphaapollo.environments.base import Services, StepResult
-from alphaapollo.environments.informal_math import InformalMathEnvironment
-from alphaapollo.rollout.environment_replies import check_reset_reply, check_step_reply
+from alphaapollo.environments.base import StepResult
+from alphaapollo.rollout.environment_replies import check_step_reply
 from alphaapollo.tools.base import Session, ToolCall, ToolResult, ToolStatus
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Prompt
 from tests.unit.rollout.test_images import SMALL, WIDE
 
 
@@ -42,22 +37,3 @@ def test_images_of_a_tool_follow_its_text() -> None:
     native = ActionHandler(TOOLS, lambda text: [ToolCall("draw", '{"count": 2}')], sees_images=True)
     content = "2  images<image><image>"
     assert act(native) == {"role": "tool", "content": content, "name": "draw", "images": [SMALL, WIDE]}
-
-
-def test_a_text_model_sees_the_text_of_a_tool() -> None:
-    text = '<tool_response>{"status": "ok", "text": "2 <image> images"}</tool_response>'
-    assert act(ActionHandler(TOOLS)) == {"role": "user", "content": text}
-
-
-@pytest.mark.parametrize("question", [None, "2+2=?"])
-def test_maths_problem_keeps_its_images(question: str | None) -> None:
-    content = [{"role": "user", "content": "<image> Area?", "images": [SMALL]}]
-    prompt = Prompt(0, "s", content, env_kwargs={"question": question} if question else {})
-    environment = InformalMathEnvironment(Services(score=None, config=Env()))  # type: ignore[arg-type]
-    observation = asyncio.run(environment.reset(prompt))
-    if question:
-        with pytest.raises(Exception, match=r"marks <image> \(0\) and images \(1\)"):
-            check_reset_reply(observation)
-    else:
-        (message,) = check_reset_reply(observation)
-        assert message["images"] == [SMALL] and message["content"].startswith("<image> Area?\n\n")

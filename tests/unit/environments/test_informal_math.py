@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,12 +11,11 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.environments.informal_math import get_problem, make_example_value, make_tag_instruction
-from alphaapollo.tools.base import ToolFailedError
+from alphaapollo.environments.informal_math import make_example_value, make_tag_instruction
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.sandbox import get_default_sandbox
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Message, Outcome, Prompt, Score
+from alphaapollo.types import Message, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
 from tests.unit.environments.episode_helpers import contains_truth, game, take_turns
 
@@ -28,11 +26,6 @@ PROMPT = Prompt(
     ground_truth="42",
     env_kwargs={"question": "What is 6 times 7?"},
 )
-
-
-def broken(x: int) -> int:
-    """Always fails."""
-    raise ToolFailedError("the server is gone")
 
 
 def play(*actions: str, tools: ToolBox | None, prompt: Prompt = PROMPT, env_prompt: str = ""):
@@ -78,20 +71,6 @@ def test_python_call_then_answer():
     assert answered.score == Score(0.0)  # only the text before the cut is graded
 
 
-@pytest.mark.parametrize(
-    ("action", "says"),
-    [
-        ("I do not know", "no action"),
-        (r"<python_code>1</python_code><answer>\boxed{1}</answer>", "several kinds"),
-        ("<search>x</search>", "no action"),
-    ],
-)
-def test_unreadable_turn_is_invalid(action, says):
-    _, (result,) = play(action, tools=python())
-    assert not result.valid and not result.done and result.kept_chars is None
-    assert says in response(result)["text"]
-
-
 class Point(BaseModel):
     x: float
     label: str = "a"
@@ -120,13 +99,6 @@ def test_example_values_match_the_types():
     assert make_example_value({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
 
 
-def test_tool_failure_is_an_environment_failure():
-    _, (result,) = play('<broken>{"x": 1}</broken>', tools=ToolBox([FunctionTool(broken)], ToolLimits()))
-    assert result.done and result.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert result.score.reason == "the server is gone"
-    assert [call["status"] for call in result.info["tool_calls"]] == ["failed"]
-
-
 def test_keep_state_lasts_one_episode():
     tools = python(tool_settings={"python_code": {"keep_state": True}})
     actions = ["<python_code>x = 20</python_code>", "<python_code>x + 1</python_code>"]
@@ -135,24 +107,6 @@ def test_keep_state_lasts_one_episode():
     _, (fresh,) = play(actions[1], tools=tools)
     assert response(fresh)["status"] == "error" and "NameError" in response(fresh)["text"]
     assert not get_default_sandbox()._sessions  # the end of an episode ends its process
-
-
-def test_environment_without_tools():
-    assert make_toolbox(Env(env_name="informal_math", informal_math={"enable_python_code": False})) is None
-    assert check_environment(Env(env_name="informal_math")).graded
-
-
-def test_random_texts():
-    rng = random.Random(0)
-    pieces = ["<think>", "</think>", "<answer>", "</answer>", "<python_code>", "</python_code>", r"\boxed{42}", "1+1"]
-    pieces += [" ", "é", "\n", "{"]
-    texts = ["".join(rng.choice(pieces) for _ in range(rng.randrange(12))) for _ in range(240)]
-    for result in play(*texts, tools=python())[1]:
-        assert result.done == (result.score is not None) and (result.done or result.observation is not None)
-
-
-def test_question_falls_back_to_the_last_message():
-    assert get_problem(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
 
 
 def test_settings_without_effect_are_refused():

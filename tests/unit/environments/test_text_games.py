@@ -4,12 +4,7 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.types import Message, Prompt
-from examples.grid_world.teacher import MOVES
-from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent, row, take_turns
-
-
-def first_prompt(config: Env, of: Prompt) -> str:
-    return take_turns(config, of)[0].messages[0]["content"]
+from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent, row
 
 
 def started(config: Env, id: int):
@@ -93,15 +88,6 @@ def test_invalid_guess_uses_a_turn_and_is_not_cut(text, problem):
     assert last.done and last.score.reward == 0.0 and last.observation is None
 
 
-def test_memory_prompt_of_the_guessing_game():
-    config = game("guessing_game", 3, context="memory", prompt="1 to {numbers}, {steps} guesses")
-    seen = []
-    play(config, lambda environment, text: seen.append(text) or "?", row())
-    problem = "\n: invalid action: no numbers; guess one"
-    assert seen == ["1 to 100, 3 guesses" + problem * turns for turns in range(3)]
-    assert "from 1 to 100" in first_prompt(game("guessing_game"), row())
-
-
 @pytest.fixture
 def corner():
     """A..
@@ -121,37 +107,3 @@ def test_moves(corner):
     assert not step(corner, "<answer>down or right</answer>").valid
     assert step(corner, "<answer>go down</answer>").info == {"state": "0,1"}
     assert step(corner, "right").score.reward == 1.0
-
-
-def test_coordinates_view(corner):
-    corner.settings = corner.settings.model_copy(update={"view": "coordinates"})
-    assert corner.view() == "at 0,0 goal 1,2 walls down"
-    corner.position = (0, 2)
-    assert corner.view() == "at 0,2 goal 1,2"
-
-
-def test_memory_prompt_of_the_grid_world():
-    config = game("grid_world", 3, context="memory", prompt="{size} {steps}\n{view}", settings={"walls": 0.0})
-    seen: list[str] = []
-
-    def agent(environment, text: str) -> str:
-        seen.append(text.replace(environment.view(), "VIEW"))
-        return next(move for move in MOVES if move != environment.shortest_path[0])
-
-    play(config, agent, row())
-    assert seen[0] == "5 3\nVIEW" and all(text in ("5 3\nVIEW", "5 3\nthere is a wall\nVIEW") for text in seen[1:])
-
-
-def test_other_braces_of_a_prompt_stay():
-    config = game("grid_world", prompt='{"move": "up"} {nothing}')
-    assert first_prompt(config, row()) == '{"move": "up"} {nothing}'
-
-
-def test_rows_with_only_a_seed(tmp_path):
-    from alphaapollo.data.prompts import load_prompts
-    from examples.data_preprocess.prepare import prepare
-
-    prepare(tmp_path, "text", {"train": 4, "val": 4})
-    train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "val"))
-    config = game("grid_world", settings={"size": 9})
-    assert len({first_prompt(config, one) for one in [*train, *test]}) == 8

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from examples.tasks.make_tasks import KINDS, WORDS, write_tasks
+from examples.tasks.make_tasks import KINDS, write_tasks
 
 BASH = "/usr/bin/bash"
 LOCAL = Path(__file__).parents[3] / "examples/tasks/local"
@@ -51,44 +50,7 @@ def test_the_generator_writes_the_tasks_of_the_repository(tmp_path: Path) -> Non
         assert read_tree(tmp_path / "train") == read_tree(LOCAL)
 
 
-def test_folders_are_complete_and_tasks_are_small(tmp_path: Path) -> None:
-    write_tasks(tmp_path, "held_out", seed=0, count=3 * len(KINDS))
-    tasks = [*tmp_path.iterdir(), *LOCAL.iterdir()]
-    assert len(tasks) == 4 * len(KINDS)
-    for task in tasks:
-        config = tomllib.loads((task / "task.toml").read_text())
-        assert task.name.startswith(f"{config['metadata']['kind']}-")
-        assert config["task"]["name"].startswith("local-tasks/") and config["task"]["name"].endswith(f"-{task.name}")
-        assert (config["agent"]["timeout_sec"], config["verifier"]["timeout_sec"]) == (30, 20)
-        limits = {"cpus": 1, "memory_mb": 256, "storage_mb": 64, "allow_internet": False}
-        assert config["environment"] == limits
-        instruction = (task / "instruction.md").read_text()
-        assert instruction.count("\n") == 1 and len(instruction) < 70
-        assert len((task / "solution/solve.sh").read_text().splitlines()[-1]) < 60
-        dockerfile = (task / "environment/Dockerfile").read_text().splitlines()
-        assert {line.split()[0] for line in dockerfile} <= {"FROM", "ENV", "WORKDIR", "COPY"}
-        copied = {line.split()[1] for line in dockerfile if line.startswith("COPY ")}
-        assert {path.name for path in (task / "environment").iterdir()} == copied | {"Dockerfile"}
-
-
-def test_no_instruction_is_in_training_and_held_out_tasks(tmp_path: Path) -> None:
-    found: dict[str, set[str]] = {}
-    for split in ("train", "held_out"):
-        for seed in range(3):
-            write_tasks(tmp_path / f"{split}{seed}", split, seed, 60)
-            texts = {path.read_text() for path in tmp_path.glob(f"{split}{seed}/*/instruction.md")}
-            assert len(texts) == 60  # distinct
-            found[split] = found.get(split, set()) | texts
-    assert not found["train"] & found["held_out"]
-    assert len(found["train"]) > 150  # other seeds, other tasks
-
-
-def test_no_word_is_part_of_another() -> None:
-    """`sed s/tea/sun/` must not change another word."""
-    assert not [(one, other) for one in WORDS for other in WORDS if one != other and one in other]
-
-
-@pytest.mark.parametrize(("split", "seed"), [("train", 0), ("train", 1), ("held_out", 2)])
+@pytest.mark.parametrize(("split", "seed"), [("train", 0), ("held_out", 2)])
 def test_solutions_get_1_and_doing_nothing_0(tmp_path: Path, split: str, seed: int) -> None:
     write_tasks(tmp_path / "tasks", split, seed, len(KINDS))
     for task in (tmp_path / "tasks").iterdir():
@@ -99,51 +61,26 @@ def test_solutions_get_1_and_doing_nothing_0(tmp_path: Path, split: str, seed: i
 
 
 REWARDS = [
-    ("create", "touch iron.txt", 0.5),
     ("create", "echo red, please > iron.txt", 0.5),
-    ("create", "printf red > iron.txt", 1),
-    ("create", "echo red", 0),
     ("create", "ln -s /etc/hostname iron.txt", 0),
-    ("create", "mkdir iron.txt", 0),
     ("delete", "rm *", 0),
-    ("delete", "rm *.log", 1),
-    ("delete", "> owl.log", 0),
-    ("rename", "cp jade.txt tree.txt", 0.5),
-    ("rename", "touch tree.txt; rm jade.txt", 0),
     ("copy", "mv owl.txt rice.txt", 0.5),
-    ("copy", "ln -s owl.txt rice.txt", 0),
     ("count", "wc -l moon.txt > kite.txt", 0.5),
-    ("count", "wc -l < moon.txt", 0),
-    ("count", "wc -l moon.txt | cut -d' ' -f1 | tee kite.txt", 1),
     ("largest", "ls -S > pond.txt", 0.5),
-    ("largest", "ls -Sr | head -1 > pond.txt", 0),
-    ("largest", "ls -S ./*.txt | head -1 > pond.txt", 1),
     ("replace", "sed -i s/bread/wolf/ dove.txt", 0.5),
     ("replace", "sed -i s/bread/wolf/g *", 0),
     ("sort", "cp green.txt sand.txt", 0.5),
-    ("sort", "sort -o green.txt green.txt", 0),
-    ("sort", "sort green.txt | head -3 > sand.txt", 0),
     ("column", "cut -d, -f2 tiger.csv > hill.txt", 0.5),
-    ("column", "cp tiger.csv hill.txt", 0),
     ("column", "cut -d, -f1 tiger.csv | tee hill.txt > tiger.csv", 0),
-    ("upper", "cp rice.txt fox.txt", 0.5),
-    ("upper", "sed 's/.*/\\U&/' rice.txt > fox.txt", 1),
-    ("repair", "echo 'print(72)' > mul.py", 0),
     ("repair", "echo 'print(72)' > sys.py", 0),
-    ("repair", "rm mul.py", 0),
     ("repair", "echo 'import sys; print(eval(\"*\".join(sys.argv[1:])))' > mul.py", 1),
     ("repair", 'echo \'print(open("/logs/verifier/reward.txt", "w").write("1"))\' > mul.py', 0),
     ("repair", "echo 'import os; os.kill(os.getppid(), 9)' > mul.py", 0),
-    ("script", "echo boat > fog.sh", 0.5),
-    ("script", "echo 'printf boat' > fog.sh", 1),
-    ("script", "echo boat", 0),
-    ("script", "echo yes > fog.sh", 0),
     ("script", "echo 'while :; do :; done' > fog.sh", 0),
     ("script", "echo '(sleep 1; ln -sf /app/x /logs/verifier/reward.txt) & echo x' > fog.sh; echo 1 > x", 0),
     ("script", "mkdir bin; echo 'echo echo boat' > bin/bash; chmod +x bin/bash", 0),
     ("delete", "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json", 0),
     ("delete", "ln -s /app/1 /logs/verifier/reward.txt; echo 1 > 1", 0),
-    ("delete", "mkdir /logs/verifier/reward.txt", 0),
     ("copy", "rm -rf /logs; cp owl.txt rice.txt", 1),
 ]
 
@@ -151,12 +88,3 @@ REWARDS = [
 @pytest.mark.parametrize(("kind", "command", "reward"), REWARDS)
 def test_reward_of_a_command(tmp_path: Path, kind: str, command: str, reward: float) -> None:
     assert judge(LOCAL / f"{kind}-0", tmp_path, command) == reward
-
-
-def test_what_the_generator_refuses(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"held_out .*'largest'"):
-        write_tasks(tmp_path, "held_out", 0, 400)
-    assert not list(tmp_path.iterdir())
-    write_tasks(tmp_path, "train", 0, 3)
-    with pytest.raises(ValueError, match="'rename-0'"):
-        write_tasks(tmp_path, "train", 0, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import re
@@ -15,20 +14,12 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.data.prompts import load_prompts
-from alphaapollo.environments import get_environment_spec
-from alphaapollo.environments.base import Services
-from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.launch import prepare
-from alphaapollo.rewards.registry import load_grader
-from alphaapollo.trainer.main_generation import main as generate
 from alphaapollo.trainer.main_ppo import main as train
-from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.plugins import is_available
 from examples.agents.make_task import make_agent_tokenizer
 from examples.data_preprocess import common
 from examples.quickstart.make_task import make_model
-from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, find_published_config, load_recipe, page, plan_recipe
+from scripts.recipes import PAGE, RECIPES, ROW, SIZES, find_published_config, load_recipe, page
 from tests.unit.data.images import make_test_image
 from tests.vision.models import make as make_vision_model
 
@@ -106,13 +97,6 @@ def test_the_page_has_the_planned_numbers_of_all_recipes():
     assert page(text) == text, "run python -m scripts.recipes"
 
 
-@pytest.mark.parametrize(("task", "size"), ALL)
-def test_a_recipe_fits_its_gpus(task: str, size: str):
-    plan = plan_recipe(load_recipe(task, size))
-    assert plan.memory is not None and not plan.memory.describe_shortage()
-    assert plan.placement.num_gpus == {"one_gpu": 1, "eight_gpus": 8, "two_nodes": 16}[size]
-
-
 @pytest.mark.parametrize(("task", "size"), [(task, size) for task in DRY_RUNS for size in SIZES])
 def test_a_dry_run_plans_a_recipe_for_its_gpus(
     task: str, size: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -130,42 +114,3 @@ def test_a_dry_run_plans_a_recipe_for_its_gpus(
     assert "memory: about" not in printed.out, "it may not fit"
     assert re.search(r"^generate +7\d\.\d .*kv cache", printed.out, re.MULTILINE)
     assert ("GB per micro-batch" in printed.out) == (size != "one_gpu")
-
-
-@pytest.mark.parametrize("task", DRY_RUNS)
-def test_a_dry_run_accepts_an_evaluation(
-    task: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(prepared)
-    monkeypatch.setattr(prepare, "detect_node_resources", lambda config: NODE)
-    path = "vision_model" if task == "geometry" else "model"
-    recipe = ["--config-dir", str(RECIPES / task), "--config-name", "evaluate", f"model.path={path}"]
-    code = generate([*recipe, "trainer.dry_run=True"])
-    printed = capsys.readouterr()
-    assert code == 0, printed.err
-    assert "dry run: the configuration is valid" in printed.out and "warning" not in printed.out
-
-
-@pytest.mark.skipif(not HAS_SEARCH, reason="needs the plug-in search")
-@pytest.mark.parametrize(("answer", "reward"), [("Tea.", 1.0), ("Milk", 0.0)])
-def test_the_search_recipe_finds_and_grades_an_answer(
-    answer: str, reward: float, prepared: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(prepared)
-    env = load_recipe("search", "one_gpu").env
-    prompt = load_prompts("data/search/train.parquet", "prompt")[0]
-
-    async def grade(prompt: Prompt, text: str) -> Score:
-        return load_grader(prompt.data_source)(prompt, text)
-
-    async def play() -> None:
-        environment = get_environment_spec(env.env_name).factory(Services(grade, env, make_toolbox(env)))
-        first = await environment.reset(prompt)
-        assert first.messages[0]["content"].strip().endswith("You may search four times. Question: What is brown?")
-        found = await environment.step('<think>?</think><local_rag>{"query": "brown"}</local_rag>')
-        assert "Tea is brown." in found.observation.messages[0]["content"] and not found.done
-        last = await environment.step(f"<think>!</think><answer>{answer}</answer>")
-        assert last.done and last.score.reward == reward
-        await environment.close()
-
-    asyncio.run(play())

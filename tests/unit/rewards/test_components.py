@@ -13,12 +13,9 @@ RIGHT = Score(1.0, {"accuracy": 1.0})
 
 SUMS = [
     (RIGHT, {"format": 1.0, "language": 1.0}, MAGISTRAL, [], 1.1),
-    (RIGHT, {"format": 1.0, "language": 0.0}, MAGISTRAL, [], 1.0),
     (Score(0.0, {"accuracy": 0.0}), {"format": 1.0, "language": 1.0}, MAGISTRAL, [], 0.2),
     (RIGHT, {"repetition": 0.75}, {"repetition": 0.4}, [], 1.3),  # the task weighs 1 unless it is listed
     (RIGHT, {"repetition": 0.75}, {"repetition": -2.0}, [], -0.5),
-    (RIGHT, {}, {"task": 3.0}, [], 3.0),
-    (RIGHT, {"format": 1.0}, {"task": 0.0, "format": 0.0}, [], 0.0),
     (Score(0.5), {"format": 1.0}, {"format": 1.0}, [], 1.5),  # without an accuracy
     (Score(1.75, {"accuracy": 0.25, "length": 1.5}), {"format": 0.0}, {"task": 2.0, "format": 0.1}, [], 3.5),
     (Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number"), {"language": 1.0}, MAGISTRAL, [], 0.1),

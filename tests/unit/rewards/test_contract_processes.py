@@ -36,16 +36,6 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info):
     await enough.wait()
     return float(solution_str)
 '''
-TOGETHER = """
-import asyncio
-met = asyncio.Event()
-async def first(completions, **kwargs):
-    await met.wait()
-    return [1.0]
-async def second(completions, **kwargs):
-    met.set()
-    return [2.0]
-"""
 STEPS = """
 def compute_score(completion_ids, trainer_state, **kwargs):
     return [100 * trainer_state.global_step + sum(completion_ids[0])]
@@ -72,10 +62,6 @@ GROUPS = [
 
 def test_calls_of_an_async_function_overlap(grade):
     assert [score.reward for score in grade(MEETING, map(str, range(20)))] == [*range(20)]
-
-
-def test_functions_that_are_async_are_awaited_together(grade):
-    assert grade(TOGETHER, ["x"], name=["first", "second"])[0].reward == 3.0
 
 
 def test_tokens_and_steps_arrive_in_the_grader_process(grade):

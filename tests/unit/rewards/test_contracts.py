@@ -113,14 +113,10 @@ FUNCTIONS = [  # parameters, returned value, score
     (f"{VERL}, scale, names=()", "scale * (solution_str == ground_truth) + len(names)", Score(4.0)),
     (VERL_BATCH, "[{'score': 1.0, 'acc': s == g} for s, g in zip(solution_strs, ground_truths)]", RIGHT),
     ("data_source, solution_str", "float((data_source, solution_str) == ('openai/gsm8k', '4'))", Score(1.0)),
-    ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)", Score(1.0)),
     ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)", Score(1.0)),
-    ("*, solution_str", "float(solution_str == '4')", Score(1.0)),
     ("completion_ids, **kwargs", "[float(len(ids)) for ids in completion_ids]", Score(2.0)),
     ("prompts, completions, **kwargs", "[await asyncio.sleep(0, 1.0) for completion in completions]", Score(1.0)),
     ("completions, **kwargs", "[float(completions[0][0]['content'] == kwargs['answer'][0])]", Score(1.0)),
-    ("prompts, completions, index", "[float(prompts[0][0]['content'] == '?' and index == [7])]", Score(1.0)),
-    ("completions, reward_model", "[float(reward_model[0]['ground_truth'] == '4')]", Score(1.0)),
     ("completions, other", "[float(other == [None])]", Score(1.0)),
     ("completions", "[{'score': 0.5, 'n': 1}]", Score(0.5, {"n": 1.0})),
     ("queries, prompts, labels", "__import__('torch').tensor([2.0])", Score(2.0)),
@@ -158,18 +154,6 @@ def test_functions_get_the_value_of_the_file(tmp_path, parameters, value):
         assert call(load(folder, head + value.format(truth)), replace(PROMPT, ground_truth=truth)) == Score(1.0)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "value", "change"),
-    [
-        ("completions, answer, **kwargs", "[float(answer == ['#### 4'])]", {"extra_info": {"answer": "#### 4"}}),
-        ("completions, **kwargs", "[float(completions == ['4'])]", {"content": "?"}),  # texts for a text prompt
-    ],
-)
-def test_columns_come_before_the_ground_truth_and_texts_are_texts(tmp_path, parameters, value, change):
-    loaded = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
-    assert call(loaded, replace(PROMPT, **change)) == Score(1.0)
-
-
 TWO = """
 def math_reward(completions, task, **kwargs):
     return [1.0 if t == "math" else None for t in task]
@@ -183,7 +167,6 @@ def compute_score(data_source, solution_str):
 
 
 SEVERAL = [
-    (["math_reward", "length"], [], "math", Score(2.0, {"math_reward": 1.0, "length": 1.0})),
     (["math_reward", "length"], [1.0, 0.5], "math", Score(1.5, {"math_reward": 1.0, "length": 1.0})),
     (["math_reward", "code_reward"], [], "code", Score(-1.0, {"code_reward": -1.0})),
     (["compute_score", "length"], [2, 1], "x", Score(2.0, {"compute_score": 0.5, "accuracy": 1.0, "length": 1.0})),
@@ -193,11 +176,6 @@ SEVERAL = [
 @pytest.mark.parametrize(("name", "weights", "task", "score"), SEVERAL)
 def test_several_functions_are_added(tmp_path, name, weights, task, score):
     assert call(load(tmp_path, TWO, name, weights=weights), replace(PROMPT, extra_info={"task": task})) == score
-
-
-def test_no_function_applies(tmp_path):
-    score = call(load(tmp_path, TWO, ["math_reward", "code_reward"]), replace(PROMPT, extra_info={"task": "x"}))
-    assert score.outcome.failed and "math_reward, code_reward return None" in score.reason
 
 
 RANK = "[float(len(text) == min(map(len, texts))) for text in texts]"  # the shortest is best
@@ -242,7 +220,6 @@ def test_functions_that_take_lists_get_the_completions_of_a_prompt(
 ACCURACIES = [  # names of functions, weights, accuracy of "4" and of "no", which is shorter than 4000 characters
     (["compute_score"], [], [1.0, 0.0]),
     (["graded"], [], [None, None]),
-    (["compute_score", "graded"], [1.0, 0.1], [None, None]),
     (["accuracy", "graded"], [1.0, 0.1], [1.0, 0.0]),
     (["with_length"], [], [1.0, 0.0]),
     (["parts"], [], [None, None]),
@@ -288,15 +265,11 @@ def test_unavailable_arguments_are_rejected(tmp_path, source, what):
 
 NO_REWARDS = [
     ("completions", "1.0", TypeError),
-    ("completions", "[1.0, 0.0]", TypeError),
     ("completions", "[]", TypeError),
     ("completions", "__import__('torch').tensor(1.0)", TypeError),
     ("completions", "[None]", TypeError),
     ("completions", "[float('nan')]", ValueError),
-    ("completions", "'1'", TypeError),
-    ("completions", "{'a': 1}", TypeError),
     ("queries, prompts, labels", "{'scores': [1.0]}", KeyError),
-    ("solution_str", "{'score': None}", TypeError),
     ("solution_str", "{'score': float('nan'), 'acc': 1}", ValueError),
     ("solution_str", "None", TypeError),
 ]
@@ -320,14 +293,6 @@ INCOMPLETE = [
 def test_a_metric_that_is_not_finite_is_left_out_and_counted(result, score, skipped):
     found = convert_to_score(result)
     assert replace(found, skipped_components=()) == score and found.skipped_components == skipped
-
-
-def test_verl_result_is_converted():
-    result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
-    assert convert_to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
-    assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
-    with pytest.raises(TypeError, match="is a str"):
-        convert_to_score(convert_verl_result({"score": "high"}))
 
 
 def test_completions_of_several_turns_are_those_of_trl(tmp_path):

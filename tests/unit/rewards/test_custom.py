@@ -52,10 +52,8 @@ LOAD_ERRORS = [
     ("x = 1\nimport no_such_module", r"ModuleNotFoundError: .*'no_such_module' .*my_reward\.py, line 2"),
     ("def f(:\n    pass", r"SyntaxError: .*my_reward\.py, line 1"),
     ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
-    ("import os\nos._exit(3)", r"my_reward\.py: .*does not start: .*\(exit code 3\)$"),
     ("import os\nos.kill(os.getpid(), 9)", r"my_reward\.py: .*does not start: .*\(SIGKILL\)"),
     ("def f(prompt, completion, ground_truth): return 1.0", "cannot be called .*ground_truth"),
-    ("f = 5", "f cannot be called .*5 is not a callable"),
     ("import os\ndef grade(prompt, completion): return 1.0\ndef helper(): pass", r"\.name=f: .*grade, helper\."),
 ]
 
@@ -75,7 +73,6 @@ COMPONENT_ERRORS = [
     (("polite", "format"), "format", r"'format' is registered twice.*my_reward\.py, line 4"),
     (("polite", "task"), "task", "cannot be named task"),
     (("prompt, completion", "text"), "polite", r"polite cannot be called .*\(prompt, completion\)"),
-    (("import", "imprt"), "polite", r"SyntaxError.*line 2"),
     (("", ""), "polit", r"component 'polit'\. .*'polite'"),
 ]
 

@@ -26,7 +26,6 @@ from alphaapollo.rewards.short_answers import (
     find_chosen_letters,
     grade_search,
     grade_search_f1,
-    normalize_to_words,
     read_final_number,
 )
 from alphaapollo.types import Prompt
@@ -139,10 +138,8 @@ FORMATS = [
 THINK_FORMATS = [  # of the test of TRL's think_format_reward
     (1.0, ["<think>This is my reasoning.</think>This is my answer.", "<think></think>\nThis is my answer."]),
     (1.0, ["<think>\nThis is my reasoning.\n</think>\nThis is my answer."]),
-    (1.0, ["<think>\nThis is\nmy reasoning.\n</think>\nThis is my answer."]),
     (1.0, ["<think>\nThis is <some tag> my reasoning.</think>\nThis is my answer."]),
     (0.0, ["<think>\nThis is my reasoning.\nThis is my answer.", "<think>This is my reasoning.\nThis is my answer."]),
-    (0.0, ["This is my reasoning. This is my answer.", "This is my reasoning.\nThis is my answer."]),
     (0.0, ["This is my reasoning.</think>\nThis is my answer.", "This is my reasoning.</think>This is my answer."]),
     (0.0, ["This<think>is my reasoning.</think>\nThis is my answer."]),
     (0.0, ["<think>This is<think>my reasoning.</think></think>This is my answer."]),
@@ -151,16 +148,11 @@ THINK_FORMATS = [  # of the test of TRL's think_format_reward
 LANGUAGES = [
     ("en", [THOUGHTS, THOUGHTS.upper()]),
     ("fr", [FRENCH]),
-    ("es", ["Primero calculamos cuántos vendió en mayo y después sumamos los dos números."]),
-    ("it", ["Prima calcoliamo quante ne ha vendute a maggio, poi sommiamo i due numeri."]),
     ("de", ["Zuerst berechnen wir, wie viele sie im Mai verkauft hat, dann addieren wir."]),
-    ("pt", ["Primeiro calculamos quantos vendeu em maio e depois somamos os dois números."]),
     ("ru", ["Сначала найдём, сколько она продала в мае, а затем сложим оба числа."]),  # noqa: RUF001
     ("zh", ["首先我们计算五月份卖了多少个"]),
     ("ja", ["まず5月に売った数を計算します。"]),
     ("ko", ["먼저 5월에 판 개수를 계산합니다. 그런 다음 두 수를 더합니다."]),
-    ("ar", ["أولا نحسب عدد المشابك التي باعتها في مايو ثم نجمع العددين."]),
-    ("hi", ["पहले हम मई में बेचे गए क्लिप की गणना करते हैं और फिर दोनों संख्याओं को जोड़कर उत्तर लिखते हैं।"]),
     (None, ["", "The answer is 72.", "答案是七十二", "1 + 1 = 2, " * 100, "🙂" * 100]),
 ]
 PROSE = [
@@ -184,7 +176,6 @@ SCORES = [
     (asked(ENGLISH), 0.0, ["", "<think></think>", "<think>24 + 48 = 72</think>\\boxed{72}"]),  # nothing is said
     (asked(FRENCH), 1.0, [f"<think>{FRENCH}</think>{FRENCH}"]),
     (asked(FRENCH), 0.0, [f"<think>{THOUGHTS}</think>{FRENCH}"]),
-    (asked(CHINESE_QUESTION), 1.0, [f"<think>{CHINESE}</think>{CHINESE}"]),
     (asked(CHINESE_QUESTION), 0.0, [f"<think>{THOUGHTS}</think>{CHINESE}"]),
     (asked(NO_WORDS), 1.0, [f"<think>{THOUGHTS}</think>{ANSWER}"]),
     (asked(NO_WORDS), 0.0, [f"<think>{FRENCH}</think>{ANSWER}"]),
@@ -193,7 +184,6 @@ SCORES = [
     (distinct_ngrams, 1 / 2, ["a a a a a"]),  # 2 4-grams, both alike
     (distinct_ngrams, 4 / 5, ["a b c d a b c d"]),  # abcd bcda cdab dabc abcd
     (distinct_ngrams, 4 / 9, ["x = 1; x = 1; x = 1;"]),  # 12 words: 9 4-grams of a period of 4
-    (distinct_ngrams, 1 / 10, ["!" * 13]),  # each mark is a word
     (distinct_ngrams, 2 / 3, ["我们我们我们"]),  # 6 words: 我们我们 们我们我 我们我们
     (distinct_ngrams, 1 / 3, ["да да да да да да"]),
     (distinct_ngrams, pytest.approx(0.0, abs=1e-3), ["wait, let me check again. " * 4_000, "?" * 100_000]),
@@ -219,22 +209,9 @@ def test_question_is_the_user_messages():
     assert asked(chat)(f"<think>{FRENCH}</think>{FRENCH}") == 1.0
 
 
-PIECES = ["\\(", "\\[", "`", "```", "$", "$a", "$ a", "$$a", "\\begin{", "\\begin{a}", "<", "<a", "{", "\\", "中", "é "]
-
-
-@pytest.mark.parametrize("piece", PIECES)
-def test_long_repetitions_end(piece):
-    assert asked(ENGLISH)(piece * (1_000_000 // len(piece))) == 0.0
-
-
 def test_real_english_questions_are_recognized():
     lines = [line for path in DATA.glob("gsm8k_*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()]
     assert [detect_language(json.loads(line)["question"]) for line in lines] == ["en"] * 28
-
-
-def test_squad_normalization():
-    assert normalize_to_words("The  Eiffel-Tower, an “icon”!") == ["eiffeltower", "“icon”"]
-    assert normalize_to_words("A theory of the a.") == ["theory", "of"]
 
 
 PARTLY_RIGHT = [

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Env, Judge, Reward
+from alphaapollo.config.schema import Env, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation, StepResult, register_environment
 from alphaapollo.observability.rollout_metrics import compute_rollout_metrics
@@ -25,7 +25,6 @@ from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.tools.base import ToolFailedError, tools
 from alphaapollo.tools.function_tool import tool
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
-from tests.mock_judge import MockJudge
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker
 
 BAD, FINE = "bad?", "fine?"
@@ -99,16 +98,10 @@ def double():
     ("call", "status", "message"),
     [
         ('<double>{"x": 2</double>', "refused", "JSON"),
-        ('<double>{"y": 2}</double>', "refused", "'y'"),
-        (f'<double>{{"x": "{"9" * (1 << 17)}"}}</double>', "refused", "65536"),
         ("<search>x</search>", "unreadable", "no action"),
         ("<python_code>while True: pass</python_code>", "timeout", "1 s"),
-        ("<python_code>while True: print('x' * 1000000)</python_code>", "error", "stopped after printing 16 MiB"),
         ("<python_code>import os; os.environ['ALPHAAPOLLO_SECRET']</python_code>", "error", "KeyError"),
         ("<python_code>import os; os.kill(os.getppid(), 9)</python_code>", "error", "PermissionError"),
-        ("<python_code>import os; os.fork()</python_code>", "error", "PermissionError"),
-        ("<python_code>x = bytearray(1 << 34)</python_code>", "error", "Memory"),
-        (f"<python_code>print(open({__file__!r}).read())</python_code>", "error", "Error"),
         ("<python_code>import socket; socket.create_connection(('127.0.0.1', 80))</python_code>", "error", "Error"),
     ],
     ids=lambda value: value[:60],
@@ -145,25 +138,6 @@ def test_a_tool_that_breaks_is_an_environment_failure(folder):
 
 
 # graders: no reward
-
-
-def test_an_answer_that_hangs_sympy_is_a_grader_failure(folder):
-    truths = ("9^{9^{9^{9}}}", "4")
-    played = play(folder, [r"\boxed{3}"], reward=Reward(timeout=2.0), truths=truths, data_source="math")
-    check_masked(played, "grader_failed", "no answer within 2 s")
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [("I rather like it.", "'SCORE: ...'"), ("SCORE: 7", "between 0 and 1"), (429, "RateLimitError")],
-)
-def test_a_judge_that_gives_no_verdict_is_a_grader_failure(folder, monkeypatch, reply, reason):
-    pytest.importorskip("openai", reason="the judge's client is an optional package")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with MockJudge(lambda text: reply if BAD in text else "SCORE: 1").serve() as judge:
-        reward = Reward(timeout=60.0, judge=Judge(model="m", base_url=judge.url))
-        played = play(folder, ["4"], reward=reward, data_source="judge")
-    check_masked(played, "grader_failed", reason)
 
 
 # environments
@@ -221,13 +195,11 @@ def leave() -> object:
         ("step", leave, "Moody.step: RuntimeError: "),
         ("reset", lambda: 7, "the result of reset must be an Observation"),
         ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering the observation"),
-        ("step", lambda: StepResult(Observation(BAD)), "messages must be a non-empty list, not '"),
     ],
 )
-@pytest.mark.parametrize("context", ["append", "memory"])
-def test_an_environment_that_raises_or_returns_nonsense_has_failed(folder, moody, where, trouble, reason, context):
+def test_an_environment_that_raises_or_returns_nonsense_has_failed(folder, moody, where, trouble, reason):
     """Other nonsense: test_episode.py."""
-    played = moody(folder, where, trouble, max_steps=2, context=context)
+    played = moody(folder, where, trouble, max_steps=2, context="memory")
     check_masked(played, "environment_failed", reason)
     assert played.bad["end"] == "environment_failed" and played.metrics["end/environment_failed"] == 0.5
 

@@ -146,25 +146,17 @@ def test_failing_environment_is_replaced_once_with_the_same_seeds():
     ("reply", "facts"),
     [
         (RuntimeError("socket closed"), ["Environment.step", "RuntimeError: socket closed"]),
-        (TimeoutError("tool"), ["Environment.step", "TimeoutError: tool"]),
         (None, ["the result of step", "NoneType"]),
         (StepResult(), ["step returned neither", "done=True"]),
         (StepResult("7"), ["observation must be", "str"]),
-        (StepResult(Observation("7")), ["messages", "not '7'"]),
-        (StepResult(Observation([])), ["messages", "not []"]),
         (StepResult(Observation([{"role": "user", "content": None}])), ["message {'role': 'user', 'content': None}"]),
         (StepResult(done=True, score=1.0), ["score must be a Score", "float"]),
-        (StepResult(done=True, reward="1"), ["reward is str"]),
         (StepResult(done=True, reward=math.nan), ["reward is nan"]),
         (done(-1e30), ["score.reward is -1e+30", "-1e+09 to 1e+09"]),
-        (done(10**400), [f"score.reward is 1{'0' * 29}."]),
-        (done(math.inf), ["score.reward is inf"]),
         (StepResult(done=True, score=Score(1.0, {"a": None})), ["score.components['a'] is NoneType"]),
         (StepResult(done=True, kept_chars=1.5), ["kept_chars", "float"]),
         (StepResult(done=True, info=None), ["info=None"]),
         (StepResult(done=True, info={"tool_calls": [{"tool": "x"}]}), ["info['tool_calls']", "status"]),
-        (StepResult(done=True, info={"tool_calls": [{"status": "ok"}]}), ["info['tool_calls']: seconds is NoneType"]),
-        (StepResult(done=True, info={("a", 1): 2}), ["info={('a', 1): 2}"]),
     ],
     ids=str,
 )
@@ -176,14 +168,12 @@ def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, facts):
     assert trajectory.rows[0].token_ids == [1, 2, 5]  # what was sampled stays for the log
 
 
-@pytest.mark.parametrize("first", [RuntimeError("no tool"), 7, Observation(["1 2"]), Observation("1 2"), None])
-def test_environment_that_cannot_be_made_or_reset(first):
-    environments = [] if first is None else [Environment(first=first), Environment(first=first)]
-    trajectory, asked = play([], *environments)  # without an environment, making one raises IndexError
-    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
-    assert trajectory.turns == [] and trajectory.rows == [] and trajectory.first_observation is None
-    assert "attempt 2 of 2" in trajectory.score.reason
-    assert first is not None or "IndexError" in trajectory.score.reason
+def test_environment_that_cannot_be_made_or_reset():
+    for environments in ([], [Environment(first=RuntimeError("no tool"))] * 2):
+        trajectory, asked = play([], *environments)  # without an environment, making one raises IndexError
+        assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
+        assert (trajectory.turns, trajectory.rows, trajectory.first_observation) == ([], [], None)
+        assert "attempt 2 of 2" in trajectory.score.reason and (environments or "IndexError" in trajectory.score.reason)
 
 
 class Sync:

@@ -81,10 +81,7 @@ def test_system_prompt_precedes_what_an_environment_shows():
         KeyError("board"),
         None,
         [],
-        ["1 2"],
-        [{"role": "user"}],
         [{"role": "user", "content": 7}],
-        [{"content": "1"}],
     ],
 )
 def test_a_recall_that_raises_or_has_a_wrong_type_is_an_environment_failure(monkeypatch, recalled):
@@ -92,10 +89,6 @@ def test_a_recall_that_raises_or_has_a_wrong_type_is_an_environment_failure(monk
     trajectory, _ = play([[5], [5]], Recalling(show("3")), Recalling(show("3")), context=memory_context())
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and trajectory.score.reason.startswith("recall: ")
     assert not isinstance(recalled, KeyError) or "KeyError: 'board' (attempt 2 of 2)" in trajectory.score.reason
-
-
-def test_no_turns_make_no_row():
-    assert token_context.build_append_context_rows([]) == [] == token_context.build_memory_context_rows([])
 
 
 def test_rows_must_equal_the_engine_prompts():

@@ -1,24 +1,18 @@
 """The worker with a real tokenizer, real graders and the fake engine."""
 
 import asyncio
-import re
 from dataclasses import replace
 
 import pytest
 
-import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import Judge, Reward
 from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, TrajectoryGroup
-from alphaapollo.utils.user_module import load_user_module
+from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup
 from tests.unit import virtual_time
-from tests.unit.environments.episode_helpers import EXAMPLES, game
-from tests.unit.rollout.test_images import SMALL
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
-from tests.vision.models import make as make_vision_model
 
 CHAT = [Message(role="user", content="2+2=?")]
 PROMPT = Prompt(3, "exact", CHAT, ground_truth="4")
@@ -81,47 +75,6 @@ def test_a_log_prob_that_is_not_finite_ends_the_generation(folder):
         generate(make_worker(folder, Broken(folder, lambda _: "")), GroupRequest(PROMPT, 1, Sampling(16), 0))
 
 
-def test_fake_engine_is_selected_by_name_and_has_no_weights(folder):
-    worker = make_worker(folder, **LIMITS)
-    assert isinstance(worker.engine, FakeEngine)
-    assert asyncio.run(worker.confirm_weights(2, "")) is None
-
-
-def test_long_prompt_is_truncated_or_masked(folder):
-    request = GroupRequest(PROMPT, 1, Sampling(16), stream_position=0)
-    limits = LIMITS | {"max_prompt_length": 5}
-    (group,) = generate(make_worker(folder, **limits, truncation="left"), request)
-    assert len(group.trajectories[0].turns[0].context_ids) == 5
-    (group,) = generate(make_worker(folder, **limits), request)
-    (trajectory,) = group.trajectories
-    assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert "data.max_prompt_length=5" in trajectory.score.reason
-
-
-def test_a_missing_tokenizer_is_named(tmp_path):
-    with pytest.raises(ValueError, match="has no tokenizer"):
-        generate(make_worker(tmp_path, FakeEngine(10)))
-
-
-def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(folder, monkeypatch):
-    events = []
-
-    class Noting(FakeEngine):
-        async def preload_libraries(self) -> None:
-            events.append("imports")
-
-        async def start(self) -> None:
-            events.append("engine")
-
-    def noting(path: str, trust_remote_code: bool):
-        events.append("tokenizer")
-        return load_tokenizer(path, trust_remote_code)
-
-    monkeypatch.setattr(rollout_worker, "load_tokenizer", noting)
-    generate(make_worker(folder, Noting(272)))
-    assert events[0] == "imports" and sorted(events[1:]) == ["engine", "tokenizer"]
-
-
 def test_pause_does_not_count_in_environment_time_limits(folder):
     worker = make_worker(folder, FakeEngine(10))
 
@@ -136,57 +89,3 @@ def test_pause_does_not_count_in_environment_time_limits(folder):
         return clock.seconds_left
 
     assert virtual_time.run(play()) == 5.0
-
-
-def test_worker_of_a_vision_language_model_prepares_images(tmp_path):
-    make_vision_model("qwen3_vl", tmp_path / "model")
-    content = [Message(role="user", content="<image> How many?", images=[SMALL])]
-    worker = make_worker(tmp_path / "model", FakeEngine(256, max_tokens=4), **LIMITS)
-    (group,) = generate(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
-    first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
-    assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
-    assert worker._services.sees_images
-
-
-# games
-
-
-CHATTER = " or <answer>0</answer> then?"
-
-
-def guess(shown: str) -> str:
-    low, high = 1, 100
-    for number, answer in re.findall(r"(\d+)\D+?(higher|lower)", shown):
-        low, high = (int(number) + 1, high) if answer == "higher" else (low, int(number) - 1)
-    return str((low + high) // 2)
-
-
-def walk(shown: str) -> str:
-    """First move of a shortest path through the last grid in the text."""
-    rows = re.findall(r"(?m)^[.#AG]{5}$", shown)[-5:]
-    cells = {(row, column): rows[row][column] for row in range(5) for column in range(5)}
-    here, goal = (next(cell for cell, mark in cells.items() if mark == sought) for sought in "AG")
-    environment = load_user_module(str(EXAMPLES / "grid_world" / "environment.py"), "env.custom_module")
-    return environment.find_shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
-
-
-@pytest.mark.parametrize("context", ["append", "memory"])
-@pytest.mark.parametrize(
-    ("name", "player", "reward"),
-    [("guessing_game", guess, 1.0), ("grid_world", walk, 1.0), ("guessing_game", lambda shown: "101", 0.0)],
-)
-def test_only_a_player_that_reads_observations_wins(folder, name, player, reward, context):
-    engine = TextEngine(folder, lambda shown: f"<answer>{player(shown)}</answer>{CHATTER}")
-    env = game(name, 10, context=context, history_length=9)
-    prompts = [Prompt(id, "text", [Message(role="user", content="...")]) for id in range(8)]
-    requests = [GroupRequest(prompt, 2, Sampling(1600), stream_position=0) for prompt in prompts]
-    worker = make_worker(folder, engine, env, max_prompt_length=400, max_response_length=1600)
-    for group in generate(worker, *requests):
-        one, other = group.trajectories
-        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # same instance, same player
-        for trajectory in group.trajectories:
-            assert trajectory.end is EpisodeEnd.DONE and trajectory.score.reward == reward
-            assert reward or len(trajectory.turns) == 10
-            assert len(trajectory.rows) == (1 if context == "append" else len(trajectory.turns))
-            for turn in trajectory.turns:
-                assert turn.valid and turn.text.endswith("</answer>") and CHATTER not in turn.text

@@ -23,11 +23,6 @@ def answer(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") -> No
     monkeypatch.setattr(audit.subprocess, "run", run)
 
 
-def test_pins_without_markers_and_builds() -> None:
-    lines = ["# made by", "torch==2.13.0+cpu ; sys_platform == 'linux'", "torch==2.13.0", "a @ file:///a.whl"]
-    assert audit.exact(lines) == ["torch==2.13.0"]
-
-
 def test_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answer(monkeypatch, json.dumps({"dependencies": [FOUND, SOUND, SKIPPED]}))
     assert audit.main() == 1

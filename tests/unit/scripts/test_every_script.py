@@ -6,17 +6,15 @@ import importlib
 import os
 import shlex
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from scripts import scaling
-from scripts.bench import _whole_run, async_gain
+from scripts.bench import _whole_run
 from scripts.chaos.command import Command
 from scripts.chaos.scenes import SceneFolders
 from scripts.checks import ROOT
-from scripts.cluster_check import check_slurm
 from scripts.cluster_check import kit as cluster_kit
 from scripts.cluster_check.machines import Machine
 from scripts.gpu_check import kit as gpu_kit
@@ -40,12 +38,6 @@ project = given.get("trainer.project_name", "alphaapollo")
 folder = Path(given["trainer.output_dir"], project, given["trainer.experiment_name"])
 folder.mkdir(parents=True)
 (folder / "metrics.jsonl").write_text('{"step": 0}\\n{"step": 1, "critic/score/mean": 0.5}\\n')
-"""
-# In place of Slurm's srun: runs what follows the Ray command, on this machine.
-SRUN = """case "$*" in
-*hostname*) echo 10.0.0.7 ;;
-*) while [ "$1" != -- ]; do shift; done; shift; PATH="{folder}:$PATH" "$@" ;;
-esac
 """
 LINES = [{"step": 1, "critic/score/mean": 0.5}]
 
@@ -80,21 +72,6 @@ def test_checks_and_benchmarks_read_the_metrics_of_their_runs(
     command = Command(SceneFolders(tmp_path / "chaos", "local"), "one")
     assert command._process.wait(60) == 0
     assert command.steps == 2
-
-
-def test_the_slurm_check_reads_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    programs = {"srun": SRUN.format(folder=python), "scontrol": check_slurm.SCONTROL.partition("\n")[2]}
-    binaries = write_programs(tmp_path / "bin", programs)
-    done = check_slurm.sbatch(cluster_kit.Kit(tmp_path), [], binaries, "one")
-    assert (done.code, done.metrics) == (0, LINES), done.said
-
-
-@pytest.mark.parametrize("mode", [None, "carry", "separate"])
-def test_async_gain_runs_the_loops(mode: str | None) -> None:
-    sizes = Namespace(prompts=2, group=2, slots=4, token_ms=0.001, iterations=2, update_share=0.5)
-    samples_per_second, staleness = async_gain.measure(sizes, 0.0, mode, staleness=1)
-    assert samples_per_second > 0 and staleness <= 1
 
 
 def test_the_page_about_scaling_agrees_with_the_memory_plan() -> None:

@@ -38,9 +38,3 @@ def test_one_image_with_its_ray_and_one_shared_folder() -> None:
         assert mount["name"] == volume["name"] and mount["mountPath"] == "/shared"
     files = re.findall(r"(?:files|path|output_dir)=(\S+)", JOB["entrypoint"])
     assert len(files) == 4 and all(path.startswith("/shared/") for path in files)
-
-
-def test_image_has_the_programs_of_kuberay() -> None:
-    dockerfile = (ROOT / "docker/Dockerfile.gpu").read_text()
-    assert re.search(r"apt-get install .*\bwget\b", dockerfile, re.DOTALL)
-    assert "PATH=/alphaapollo/.venv/bin:$PATH" in dockerfile

@@ -11,7 +11,6 @@ import pytest
 
 from alphaapollo.rollout.token_context import check_rows_match_turns
 from alphaapollo.types import GroupRequest, Prompt, Sampling
-from scripts.simulate_cluster import parse, simulate
 from scripts.simulation.clock import Clock, Loop
 from scripts.simulation.run import Cluster
 from scripts.simulation.workers import FakeRollout, Latencies
@@ -51,27 +50,3 @@ def test_a_small_cluster(tmp_path: Path) -> None:
         assert set(step.work) >= {"generate", "batch", "columns", "advantage", "update", "publish", "other"}
     calls = cluster.network.calls
     assert calls == 2 * (8 + 4 * 12)  # 8 groups, and 12 calls of every worker
-
-
-@pytest.mark.parametrize("mode", ["sync", "carry", "separate"])
-def test_each_mode_is_simulated(mode: str) -> None:
-    args = parse(["--workers", "2", "--response", "16", "--longest", "32", "--steps", "2", "--mode", mode])
-    figures = simulate(2, args)
-    assert figures["trajectories"] == 32 and figures["controller_share"] > 0
-    if mode == "sync":
-        assert sum(figures["seconds"].values()) == pytest.approx(figures["controller_share"] * figures["step_seconds"])
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--workers", "3", "--trajectories", "1"], "--group"),
-        (["--workers", "0"], "--group"),
-        (["--steps", "1"], "at least 2"),
-        (["--mode", "async"], "invalid choice: 'async'"),
-    ],
-)
-def test_invalid_value_is_refused(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(argv)
-    assert says in capsys.readouterr().err

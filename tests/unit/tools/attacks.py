@@ -91,7 +91,6 @@ ATTACKS: dict[str, Attack] = {
     "read_environment_of_parent": Attack("attempt(lambda: open(f'/proc/{PARENT}/environ').read())"),
     "read_memory_of_parent": Attack("attempt(lambda: open(f'/proc/{PARENT}/mem', 'rb').read(1))"),
     "read_through_root_link": Attack("attempt(lambda: open(f'/proc/self/root{CANARY}').read())"),
-    "read_by_handle": kernel(304, 265),
     "open_by_another_call": kernel(437, 437, "-100, b'/etc/passwd', bytes(24), 24"),
     "import_other_packages": Attack(
         "attempt(*(lambda n=n: __import__(n) for n in ('torch', 'alphaapollo.utils.registry')))"
@@ -116,8 +115,6 @@ ATTACKS: dict[str, Attack] = {
     # Processes
     "fork": Attack("attempt(os.fork)"),
     "fork_bomb": Attack("for _ in range(1000):\n    try: os.fork()\n    except OSError: pass\nprint('stopped')"),
-    "spawn": Attack("import subprocess\nattempt(lambda: subprocess.run(['/bin/true']))"),
-    "posix_spawn": Attack("attempt(lambda: os.posix_spawn('/bin/true', ['true'], {}))"),
     "shell": Attack("code = os.system('exit 0')\nprint('ESCAPED' if code == 0 else 'stopped')"),
     "exec": Attack("attempt(lambda: os.execv('/bin/echo', ['echo', 'ESCAPED']))"),
     "exec_memory_file": Attack("attempt(lambda: os.memfd_create('program'))"),
@@ -125,10 +122,7 @@ ATTACKS: dict[str, Attack] = {
     "clone3": kernel(435, 435, "bytes(88), 88"),
     "kill_parent": Attack("attempt(lambda: os.kill(PARENT, 9), lambda: os.kill(OUTSIDE, 9))"),
     "kill_all": Attack("attempt(lambda: os.kill(-1, 9), lambda: os.killpg(os.getpgid(PARENT), 9))"),
-    "pidfd": kernel(434, 434, "PARENT, 0"),
-    "descriptor_of_another": kernel(438, 438, "3, 0, 0"),
     "ptrace_parent": kernel(101, 117, "16, PARENT, 0, 0"),
-    "read_memory_by_call": kernel(310, 270, "PARENT, 0, 0, 0, 0, 0"),
     "slow_the_parent": Attack(
         "import resource\nattempt(lambda: os.setpriority(0, PARENT, 19), lambda: os.sched_setaffinity(PARENT, {0}),"
         "lambda: resource.prlimit(PARENT, resource.RLIMIT_CPU, (1, 1)))"
@@ -147,14 +141,9 @@ ATTACKS: dict[str, Attack] = {
     "datagram_pair": Attack("import socket\nattempt(lambda: socket.socketpair(1, 2)[0].sendto(b'x', UNIX))"),
     "pair_with_address": Attack("import socket\nattempt(lambda: socket.socketpair()[0].sendto(b'x', UNIX))"),
     "unshare": kernel(272, 97, "0x10000000"),
-    "mount": kernel(165, 40, "b'a', b'/', b'tmpfs', 0, 0"),
     "io_uring": kernel(425, 425, "1, bytes(200)"),
     "bpf": kernel(321, 280),
-    "user_fault": kernel(323, 282, "1"),
-    "keys": kernel(250, 219, "0, -3, 0, 0"),
-    "perf": kernel(298, 241),
     "system_v_memory": kernel(29, 194, "0, 4096, 0o1600"),
-    "message_queue": kernel(240, 180, "b'queue', 0o102, 0o600, 0"),
     "process_settings": Attack("attempt(lambda: raw(157, 167, 4, 1, 0, 0, 0), lambda: raw(157, 167, 1, 0, 0, 0, 0))"),
     "type_into_terminal": Attack("import fcntl\nattempt(lambda: fcntl.ioctl(0, 0x5412, b'x'))"),
     "signal_owner": Attack("import fcntl\nattempt(lambda: fcntl.fcntl(0, 8, PARENT))"),

@@ -105,18 +105,3 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         make_tools(["dobule"], {})
     with pytest.raises(ValueError, match=r"tool_settings\.double\.speed.* none"):
         make_tools(["double"], {"double": {"speed": 1}})
-
-
-def test_settings_are_converted_to_the_types_of_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "_entries", dict(tools._entries))
-    given = {}
-
-    @tools.register("with_settings")
-    def make(path: str, size: int = 1, free=None):
-        given.update(path=path, size=size, free=free)
-        return FunctionTool(search)
-
-    make_tools(["with_settings"], {"with_settings": {"path": 2024, "size": "3", "free": "x"}})
-    assert given == {"path": "2024", "size": 3, "free": "x"}
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.with_settings\.path"):
-        make_tools(["with_settings"], {})

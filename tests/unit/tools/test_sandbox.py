@@ -16,12 +16,11 @@ import pytest
 
 from alphaapollo.tools.sandbox import (
     SandboxError,
-    SandboxStatus,
     SnippetSandbox,
     run_python,
     run_python_async,
 )
-from alphaapollo.tools.sandbox.processes import MAX_CODE_BYTES, interpret_wait_status
+from alphaapollo.tools.sandbox.processes import MAX_CODE_BYTES
 from alphaapollo.tools.sandbox.zygote import remove_tree
 from tests.processes import is_running, wait_until
 
@@ -39,14 +38,10 @@ def test_output_and_mode(sandbox: SnippetSandbox) -> None:
     ("code", "printed"),
     [
         ("1 + 1", "2\n"),
-        ("x = 5\nx", "5\n"),
         ("'a\\n'", "'a\\n'\n"),
         ("None", ""),
-        ("print(3)", "3\n"),
         ("for i in range(2):\n    i", ""),
         ("import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x)", "x**3/3\n"),
-        ("import numpy as np\nnp.arange(3)", "array([0, 1, 2])\n"),
-        ("from scipy.optimize import brentq\nround(brentq(lambda x: x * x - 2, 0, 2), 6)", "1.414214\n"),
         ("", ""),
     ],
 )
@@ -60,13 +55,10 @@ def test_echo_of_the_last_expression(sandbox: SnippetSandbox, code: str, printed
     ("code", "status", "reason", "last_line"),
     [
         ("1 / 0", "error", "exit code 1", "ZeroDivisionError: division by zero"),
-        ("def f(:", "error", "exit code 1", "SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", "error", "exit code 3", ""),
         ("import sys; sys.exit('no')", "error", "exit code 1", "no"),
-        ("import sys; sys.exit()", "ok", "", ""),
         ("x = bytearray(1 << 32)", "memory", "MemoryError", "MemoryError"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "error", "killed by SIGSEGV", ""),
-        ("import os; os.kill(os.getpid(), 40)", "error", "killed by signal 40", ""),  # a signal without a name
         ("while True: pass", "timeout", "stopped after 0.5 s", ""),
         ("raise KeyboardInterrupt", "error", "exit code 1", "KeyboardInterrupt"),
         ("x = 1\0", "error", "exit code 1", None),
@@ -86,10 +78,6 @@ def test_traceback_contains_only_the_snippet(sandbox: SnippetSandbox) -> None:
     assert "alphaapollo" not in stderr
 
 
-def test_output_before_a_timeout_is_kept(sandbox: SnippetSandbox) -> None:
-    assert sandbox.run("print('so far')\nwhile True: pass", timeout=0.5).stdout == "so far\n"
-
-
 def test_stdin_and_unicode(sandbox: SnippetSandbox) -> None:
     assert sandbox.run("print(input()[::-1], len(input()))", stdin="αβγ\n€\n").stdout == "γβα 1\n"
     large = "7\n" * 500_000
@@ -97,15 +85,8 @@ def test_stdin_and_unicode(sandbox: SnippetSandbox) -> None:
     assert "EOFError" in sandbox.run("input()").stderr
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('a' * 5000 + 'b' * 5000)",
-        "for x in 'ab':\n    for _ in range(5000): print(x, end='', flush=True)\nprint()",
-    ],
-    ids=["at once", "in pieces"],
-)
-def test_long_output_is_cut_in_the_middle(sandbox: SnippetSandbox, code: str) -> None:
+def test_long_output_is_cut_in_the_middle(sandbox: SnippetSandbox) -> None:
+    code = "for x in 'ab':\n    for _ in range(5000): print(x, end='', flush=True)\nprint()"
     assert sandbox.run(code, max_output=100).stdout == "a" * 50 + "\n... [9901 bytes cut] ...\n" + "b" * 49 + "\n"
     assert sandbox.run("print('abc')", max_output=4).stdout == "abc\n"
 
@@ -117,39 +98,11 @@ def test_long_code_is_refused(sandbox: SnippetSandbox) -> None:
     assert sandbox.run("#" * MAX_CODE_BYTES).status == "ok"
 
 
-def test_random_draws_are_reproducible(sandbox: SnippetSandbox) -> None:
-    code = "import random, numpy\nprint(random.random(), numpy.random.rand(), list({'a', 'b', 'c'}))"
-    assert sandbox.run(code).stdout == sandbox.run(code).stdout != ""
-
-
 def test_files_exist_only_during_the_run(sandbox: SnippetSandbox) -> None:
     code = "import os, tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: print(f.write('x'))\n"
     code += "open('kept', 'w').write('y')\nos.makedirs('a/b')\nprint(sorted(os.listdir('.')))"
     for _ in range(2):
         assert sandbox.run(code).stdout == "1\n['a', 'kept']\n"
-
-
-def test_common_library_features_work(sandbox: SnippetSandbox) -> None:
-    code = """
-import asyncio, dataclasses, threading, typing, pickle, sqlite3, atexit, zoneinfo, lib2to3
-@dataclasses.dataclass
-class Point:
-    x: int
-    def close(self) -> "Point": ...
-assert pickle.loads(pickle.dumps(Point(1))) == Point(1)
-assert typing.get_type_hints(Point.close)["return"] is Point
-thread = threading.Thread(target=lambda: print("thread"))
-thread.start(); thread.join()
-async def main():
-    await asyncio.sleep(0.01)
-    return "asyncio"
-print(asyncio.run(main()))
-print(sqlite3.connect(":memory:").execute("select 1 + 1").fetchone()[0])
-atexit.register(print, "at exit")
-print(__name__)
-"""
-    result = sandbox.run(code)
-    assert result.stdout.split("\n") == ["thread", "asyncio", "2", "__main__", "at exit", ""], result
 
 
 def num_children(sandbox: SnippetSandbox) -> int:
@@ -177,17 +130,6 @@ def test_mixed_load_leaks_no_descriptors() -> None:
             sandbox.end_session(f"s{number}")
         assert not sandbox._sessions and wait_until(lambda: num_children(sandbox) == 0)
         assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_slow_run_does_not_block_others(sandbox: SnippetSandbox) -> None:
-    async def main() -> None:
-        slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(60)", timeout=60))
-        await asyncio.sleep(0)
-        await asyncio.gather(*(sandbox.run_async("pass") for _ in range(10)))
-        assert not slow.done()
-        slow.cancel()
-
-    asyncio.run(main())
 
 
 def test_session_keeps_its_variables(sandbox: SnippetSandbox) -> None:
@@ -281,19 +223,6 @@ def test_code_is_refused_without_seccomp(caplog: pytest.LogCaptureFixture) -> No
         result = unsafe.run("print(1)")
     assert result.stdout == "1\n" and "seccomp" not in result.mode
     assert "use the network" in caplog.text  # the effect of the missing layer
-
-
-def test_unknown_layer() -> None:
-    with pytest.raises(ValueError, match="firewall"):
-        SnippetSandbox(without=["firewall"])
-
-
-def test_wait_status() -> None:
-    assert interpret_wait_status(41 << 8, None, 5)[0] == "memory"
-    assert interpret_wait_status(signal.SIGXCPU, None, 5) == ("timeout", "stopped after 5 s")
-    assert interpret_wait_status(signal.SIGKILL, None, 5)[0] == "memory"
-    assert interpret_wait_status(signal.SIGKILL, SandboxStatus.TIMEOUT, 5)[0] == "timeout"
-    assert interpret_wait_status(signal.SIGRTMIN, None, 5) == ("error", "killed by SIGRTMIN")
 
 
 def test_remove_tree(tmp_path: Path) -> None:

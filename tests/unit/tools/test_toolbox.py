@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from typing import Any
 
@@ -54,27 +53,16 @@ def test_valid_call() -> None:
         ("add", "", "add: .*JSON: .*column 1 "),
         ("add", "[" * 30_000, "add: .*not JSON"),
         ("add", "[1]", r"add: .*\[1\] .*'object'"),
-        ("add", "null", "add: .*None .*'object'"),
-        ("add", "7", r"add: .*7 .*'object'.* a, b\."),
         ("ad", "{}", r"'ad'\. Did you mean 'add'\? .*add, repeat, sleep\."),
-        ("rm -rf /", "{}", r"'rm -rf /'\. .*add, repeat, sleep\."),
-        ("", "{}", "unknown tool ''"),
         ("add", {"a": "one"}, r"add: argument 'a': 'one' .*'integer'.* a, b\."),
         ("add", {"b": 1}, "add: argument: 'a' .*required"),
         ("add", {"a": 1, "c": 2}, "add: argument: .*'c' was unexpected"),
         ("repeat", {"text": "x" * (1 << 20), "times": 1}, "repeat: 1048600 bytes .*65536"),
-        ("repeat", json.dumps({"text": "x" * (1 << 20)}), "repeat: 1048588 bytes .*65536"),
     ],
 )
 def test_invalid_call_is_refused_with_the_reason(name: str, arguments: Any, reason: str) -> None:
     result = call(box(), name, arguments)
     assert result.status is ToolStatus.REFUSED and re.search(reason, result.text), result.text
-
-
-def test_reason_is_short_for_a_long_value() -> None:
-    result = call(box(), "add", {"a": "x" * 60_000})
-    assert result.status is ToolStatus.REFUSED and len(result.text) < 700
-    assert len(call(box(), "x" * 1_000_000, "{}").text) < 300
 
 
 def test_lone_surrogates_do_not_reach_tokenizers_and_logs() -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import errno
-import json
 import os
-import signal
-import socket
-from pathlib import Path
 
 import psutil
 import pytest
 
-from alphaapollo.tools.sandbox import SnippetSandbox, child
-from alphaapollo.tools.sandbox.zygote import SUSPENDED_BYTES, Zygote, has_more_files, remove_tree
+from alphaapollo.tools.sandbox import SnippetSandbox
+from alphaapollo.tools.sandbox.zygote import SUSPENDED_BYTES
 from tests.processes import wait_until
 
 
@@ -49,66 +43,6 @@ def test_session_continues_its_threads(sandbox: SnippetSandbox) -> None:
     sandbox.end_session("g")
 
 
-def test_unresponsive_session_does_not_affect_other_runs(sandbox: SnippetSandbox) -> None:
-    stubborn = "import os, time\nwhile True:\n    os.write(3, b'D\\0')\n    time.sleep(0.001)"
-    zygote = sandbox._zygote
-    sandbox.run(stubborn, session="g", timeout=2)
-    for _ in range(500):  # more than its socket buffers
-        sandbox.run("pass", session="g", timeout=0.5)
-    assert sandbox.run("print(1)").stdout == "1\n"
-    assert sandbox._zygote is zygote is not None and not zygote.has_ended
-    sandbox.end_session("g")
-
-
-def test_process_name_with_invalid_utf8(sandbox: SnippetSandbox) -> None:
-    named = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\ntime.sleep(1)\nprint('named')"
-    zygote = sandbox._zygote
-    assert sandbox.run(named).stdout == "named\n"
-    assert sandbox._zygote is zygote is not None and not zygote.has_ended
-
-
-def test_threads_below_the_limit_work(sandbox: SnippetSandbox) -> None:
-    code = """
-import threading
-threading.stack_size(1 << 18)
-end = threading.Event()
-threads = [threading.Thread(target=end.wait) for _ in range(200)]
-for thread in threads: thread.start()
-print(threading.active_count())
-end.set()
-"""
-    assert sandbox.run(code).stdout == "201\n"
-
-
-def test_alarm_handler_prints_only_its_own_output(sandbox: SnippetSandbox) -> None:
-    code = "import signal\nsignal.signal(signal.SIGALRM, lambda *_: print('alarm'))\nsignal.setitimer(0, 0.01)\n"
-    result = sandbox.run(code + "signal.pause()")
-    assert (result.stdout, result.stderr) == ("alarm\n", "")
-
-
-@pytest.mark.parametrize("name", ["mkdir", "fork"])
-def test_failed_fork_fails_only_its_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    null = os.open(os.devnull, os.O_RDWR)
-
-    def broken(*arguments: object) -> None:
-        raise OSError(errno.EAGAIN, "no more to be had")
-
-    spec = child.ChildSpec([], 1024, 10, False)
-    notice, theirs_notice = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, notice, theirs_notice, monkeypatch.context() as patch:
-        zygote = Zygote(theirs, child.ForkContext(os.getpid(), 0, "", 0, []), str(tmp_path))
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        patch.setattr(os, name, broken)
-        message = [json.dumps(dataclasses.asdict(spec)).encode()]
-        socket.send_fds(ours, message, [theirs_notice.fileno(), null])
-        assert zygote.fork_next_child()
-        assert "no more to be had" in json.loads(notice.recv(4096))["stop_reason"]
-    os.close(null)
-    assert not list(tmp_path.iterdir())
-
-
 MANY_FILES = """
 import itertools, os
 for folder in itertools.count():
@@ -118,33 +52,10 @@ for folder in itertools.count():
 """
 
 
-def test_files_are_counted_at_any_depth(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    for number in range(5):
-        (tmp_path / "a" / "b" / str(number)).touch()
-    (tmp_path / "link").symlink_to("/usr")
-    assert has_more_files(str(tmp_path), 7) and not has_more_files(str(tmp_path), 8)
-
-
-def test_a_folder_that_is_too_deep_to_be_counted_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for _ in range(20):
-        os.mkdir("d" * 250)
-        os.chdir("d" * 250)  # not by an absolute path, which may have at most PATH_MAX bytes
-    assert has_more_files(str(tmp_path), 1000)
-    os.chdir(tmp_path)
-    remove_tree(str(tmp_path))
-
-
 def test_a_snippet_cannot_make_many_files(sandbox: SnippetSandbox) -> None:
     result = sandbox.run(MANY_FILES, timeout=30)
     assert result.status == "error" and "10000 files" in result.reason, result
     assert sandbox.run("open('one', 'w').close()").status == "ok"
-
-
-def test_folders_of_snippets_have_random_names(sandbox: SnippetSandbox) -> None:
-    names = [sandbox.run("import os; print(os.path.basename(os.getcwd()))").stdout.strip() for _ in range(2)]
-    assert len({*names}) == 2 and all(len(name) == 32 for name in names)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="needs too much memory on a machine with more CPUs")

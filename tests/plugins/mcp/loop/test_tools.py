@@ -1,4 +1,4 @@
-"""Tools of MCP servers, over stdio and HTTP."""
+"""A tool of an MCP server in a run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ import sys
 from tests.loop.conftest import ROOT
 from tests.loop.stack import StackRunner
 from tests.loop.test_environments import MATHS, NATIVE_TOOLS, check_native_tools, prepare_native_tools
-from tests.processes import open_server
 
 SERVER = ROOT / "tests/plugins/mcp/mcp_server.py"
 
 
-def run(stack: StackRunner, keys: str) -> None:
+def test_a_tool_of_a_program(stack: StackRunner) -> None:
     prepare_native_tools(stack.out)
-    servers = f"env.mcp_servers={{small: {{{keys}, tools: [count]}}}}"
+    servers = f"env.mcp_servers={{small: {{command: {json.dumps([sys.executable, str(SERVER)])}, tools: [count]}}}}"
     filled = [word.replace("FOLDER", str(stack.out)) for word in (*MATHS, *NATIVE_TOOLS)]
     check_native_tools(stack.run(*filled, servers, name="tools"), ["count"])
-
-
-def test_a_tool_of_a_program(stack: StackRunner) -> None:
-    run(stack, f"command: {json.dumps([sys.executable, str(SERVER)])}")
-
-
-def test_a_tool_behind_a_url(stack: StackRunner) -> None:
-    with open_server(sys.executable, SERVER) as url:
-        run(stack, f"url: '{url}/mcp'")

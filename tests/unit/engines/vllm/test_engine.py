@@ -88,24 +88,6 @@ class Recorder:
         return call
 
 
-def calls_with_adapter(*methods: str) -> list[tuple[Any, ...]]:
-    recorder = Recorder()
-    engine = make_engine(recorder, transport="adapter", lora_rank=8)
-
-    async def all_of_them() -> None:
-        engine._core_death = asyncio.get_running_loop().create_future()
-        for number, method in enumerate(methods, start=1):
-            arguments = [f"/shm/v{number}", number] if method == "receive_weights" else []
-            await getattr(engine, method)(*arguments)
-
-    asyncio.run(all_of_them())
-    return recorder.calls
-
-
-def test_base_weights_of_an_adapter_are_kept_in_host_memory_while_asleep() -> None:
-    assert calls_with_adapter("sleep") == [("sleep", 1, "keep")]
-
-
 def test_requests_use_the_newest_adapter_or_the_one_that_they_name() -> None:
     """The workers keep older adapters, also those that load_adapter loads. A version and an owner are parts of the
     prompt's salt."""

@@ -30,11 +30,6 @@ def test_ranges_of_placeholders() -> None:
     assert second.is_embed is not None and second.is_embed.tolist() == [True, True, False, True]
 
 
-def test_missing_placeholders() -> None:
-    with pytest.raises(AssertionError, match=r"2 .* for 3 image features"):
-        find_placeholder_ranges([PAD, 1, PAD], [encoded_image(PAD), encoded_image(PAD, PAD)])
-
-
 def test_placeholders_are_excluded_from_logits() -> None:
     model = SimpleNamespace(compute_logits=lambda hidden: hidden)
     exclude_from_logits(model, (2,), torch.device("cpu"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,26 +130,6 @@ def test_changes_at_the_ends_of_blocks_are_found_and_applied(tmp_path: Path, siz
     assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
 
 
-def test_the_comparison_ends_if_the_start_of_a_file_changed(tmp_path: Path) -> None:
-    old = np.zeros(16 * changes._CHUNK, np.uint32)
-    old.tofile(tmp_path / "old")
-    for dense, is_complete in ((1, False), (2, True)):  # chunks in which all words changed
-        old[: dense * changes._CHUNK] = 1
-        old.tofile(tmp_path / "new")
-        assert (find_changes(tmp_path / "new", tmp_path / "old", 4) is None) == is_complete
-
-
-def test_few_changes_are_few_bytes_and_none_almost_nothing(nodes: Nodes) -> None:
-    copy, tensors = nodes.make_copy(), make_tensors(0, torch.bfloat16, {"a": (1000, 1000)})
-    nodes.publish(tensors, 1, copy)
-    complete = copy.copied_bytes
-    assert complete > 2_000_000 and nodes.count_changed_files() == 0
-    nodes.publish(tensors, 2, copy)
-    assert copy.copied_bytes < 100
-    nodes.publish(change(tensors, 0.01, 1), 3, copy)
-    assert 0.019 * complete < copy.copied_bytes < 0.021 * complete
-
-
 def test_a_copy_without_the_last_version_gets_complete_files(nodes: Nodes) -> None:
     """A new copy, one that missed a version, and one whose folder is gone. Another copy gets the changes."""
     first, second, tensors = nodes.make_copy("first"), nodes.make_copy("second"), make_tensors(0, torch.bfloat16, SIZES)
@@ -175,14 +154,6 @@ def test_a_version_that_is_sent_again_has_another_id(nodes: Nodes) -> None:
     assert nodes.reads[0].version_id == nodes.reads[1].base_id != nodes.reads[1].version_id
 
 
-def test_a_sender_that_starts_again_sends_complete_files(nodes: Nodes) -> None:
-    copy, tensors = nodes.make_copy(), make_tensors(0, torch.bfloat16, SIZES)
-    nodes.publish(tensors, 1, copy)
-    nodes.sender = SharedMemorySender(nodes.sender.folder, torch.bfloat16)
-    nodes.publish(change(tensors, 0.01, 1), 1, copy)
-    assert nodes.reads[-1].base_id == ""
-
-
 def test_changes_relative_to_another_version_are_an_error(tmp_path: Path) -> None:
     async def read(folder: str, base_id: str) -> SentFiles:
         return SentFiles("v2-b", "v1-a", {})
@@ -203,15 +174,6 @@ def test_after_an_error_the_next_version_is_copied_completely(nodes: Nodes, monk
         nodes.publish(change(tensors, 0.01, 1), 2, copy)
     nodes.publish(change(tensors, 0.01, 2), 3, copy)
     assert nodes.reads[-1].base_id == "" and [path.name for path in copy.folder.iterdir()] == ["v3"]
-
-
-def test_other_tensors_and_files_are_complete(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second version has fewer files, and a file of another size."""
-    monkeypatch.setattr(shared_memory, "FILE_BYTES", 1)
-    copy = nodes.make_copy()
-    nodes.publish(make_tensors(0, torch.bfloat16, SIZES), 1, copy)
-    nodes.publish(make_tensors(0, torch.bfloat16, {"a": (50, 40), "b": (2001,)}), 2, copy)
-    assert nodes.count_changed_files() == 1 and len(nodes.reads[-1].files) == 2
 
 
 @pytest.mark.parametrize("free", [0, 1 << 30])
@@ -243,20 +205,3 @@ def test_adapters_are_complete_and_the_last_one_is_kept(tmp_path: Path) -> None:
         nodes.publish(tensors, version, copy)
         assert nodes.reads[-1].base_id == ""
         assert {path.name for path in copy.folder.iterdir()} == {f"v{version}", f"v{max(version - 1, 1)}"}
-
-
-def test_copies_are_independent_of_the_reader(nodes: Nodes) -> None:
-    """Several copies read the same changes, which are found once."""
-    copies, tensors = [nodes.make_copy(name) for name in "ab"], make_tensors(0, torch.bfloat16, SIZES)
-    calls: list[Path] = []
-    find: Callable[..., FileChanges | None] = find_changes
-
-    def record(path: Path, *arguments: object) -> FileChanges | None:
-        calls.append(path)
-        return find(path, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_memory, "find_changes", record)
-        nodes.publish(tensors, 1, *copies)
-        nodes.publish(change(tensors, 0.01, 1), 2, *copies)
-    assert len(calls) == 1 and len(nodes.reads) == 4

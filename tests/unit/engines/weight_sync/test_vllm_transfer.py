@@ -58,18 +58,10 @@ def test_both_releases_read_a_bucket(base: type[Any], monkeypatch: pytest.Monkey
     assert metadata == [("a", torch.float32, (2, 3)), ("b", torch.bfloat16, (4,))] and names == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("configured", "settings"),
-    [
-        (
-            "max_split_size_mb:64,expandable_segments:True",
-            ["max_split_size_mb:64,expandable_segments:False", "max_split_size_mb:64,expandable_segments:True"],
-        ),
-        ("expandable_segments:False", []),
-        ("max_split_size_mb:64", []),
-        ("", []),
-    ],
-)
+OFF, ON = (f"max_split_size_mb:64,expandable_segments:{value}" for value in (False, True))
+
+
+@pytest.mark.parametrize(("configured", "settings"), [(ON, [OFF, ON]), (OFF, []), ("", [])])
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_expandable_segments_are_off_while_weights_are_sent(
     monkeypatch: pytest.MonkeyPatch, name: str, configured: str, settings: list[str]

@@ -5,7 +5,6 @@ import math
 import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -51,13 +50,10 @@ def f(prompt, completion):
         "pid": lambda: float(os.getpid()),
         "stdin": lambda: float(len(sys.stdin.read())),
         "raise": lambda: {}["missing"],
-        "library": lambda: float(json.loads("{")),
         "nan": lambda: math.nan,
         "exit": lambda: sys.exit(3),
         "crash": lambda: ctypes.string_at(0),
-        "nameless": lambda: os.kill(os.getpid(), 40),
         "close": lambda: os.closerange(0, 100),
-        "memory": lambda: bytes(1 << 60),
         "recursion": lambda: f(prompt, "recursion"),
     }[completion]()
 """
@@ -111,11 +107,6 @@ def test_built_in_graders_by_data_source(built_in):
     assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
 
 
-def test_many_concurrent_scores(built_in):
-    rewards = [score.reward for score in built_in.score(GSM8K, [f"#### {number % 8}" for number in range(4096)])]
-    assert rewards == [float(number % 8 == 4) for number in range(4096)]
-
-
 def test_custom_function_grades_all_rows_and_may_print(users):
     one, parts, stdin = users.score(GSM8K, ["one", "parts", "stdin"])
     assert (one, parts, stdin) == (Score(1.0), Score(1.5, {"accuracy": 1.0, "format": 0.5}), Score(0.0))
@@ -123,13 +114,10 @@ def test_custom_function_grades_all_rows_and_may_print(users):
 
 FAILURES = [
     ("raise", r"KeyError: 'missing' \(.*my_reward.py, line \d+"),
-    ("library", r"JSONDecodeError: .* \(.*my_reward.py, line \d+"),
     ("nan", "the reward is nan"),
     ("exit", r"\(exit code 3\)"),
     ("crash", r"\(SIGSEGV\)"),
-    ("nameless", r"\(signal 40\)"),  # which Python has no name for
     ("close", "process died"),
-    ("memory", "MemoryError"),
     ("recursion", "RecursionError"),
 ]
 
@@ -141,26 +129,6 @@ def test_failure_has_a_reason_and_does_not_affect_other_jobs(users, text, reason
     assert math.isnan(failed.reward) and failed.components == {}
     assert re.search(reason, failed.reason)
     assert first == last == Score(1.0)
-
-
-def test_pool_closed_right_after_its_start_leaves_no_process():
-    run(lambda client: asyncio.sleep(0))
-
-
-def test_components_are_added_to_the_built_in_reward():
-    weights = {"task": 0.9, "format": 0.1, "language": 0.1}
-    with open_graders(Reward(components=weights)) as graders:
-        good, bare, unreadable = graders.score(GSM8K, ["<think>2+2</think> \\boxed{4}", "4", "?"])
-        text = "Two and two make four, as everybody has known for a while: 4"
-        (without_content,) = graders.score(Prompt(0, "gsm8k", [{"role": "user"}], "4"), [text])
-    # no words at all: no language
-    assert good == Score(1.0, {"accuracy": 1.0, "task": 1.0, "format": 1.0, "language": 0.0})
-    assert bare == Score(0.9, {"accuracy": 1.0, "task": 1.0, "format": 0.0, "language": 0.0})
-    assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
-    assert without_content.outcome is Outcome.GRADER_FAILED  # raised by the component
-    assert "KeyError: 'content'" in without_content.reason
-    (ungraded,) = scores(["4"], components=weights, required=["format"])
-    assert (ungraded.reward, ungraded.accuracy) == (0.0, 1.0)
 
 
 def test_components_are_added_to_the_users_reward(custom):
@@ -185,16 +153,6 @@ def test_failure_is_retried_once(users):
 def test_time_limits_end_a_grader_and_are_not_retried(custom):
     (hung,), (once,) = (scores([text], custom, timeout=0.4) for text in ("sleep 600", "hang-once"))
     assert hung.outcome is once.outcome is Outcome.GRADER_FAILED and "0.4 s" in hung.reason
-
-
-def test_an_answer_that_hangs_sympy_is_killed():
-    tower = Prompt(0, "math", "?", "9^{9^{9^{9}}}")
-
-    async def scenario(client):
-        return await asyncio.gather(client.score(tower, r"\boxed{3}"), client.score(MATH, r"\boxed{0.5}"))
-
-    hanging, other = run(scenario, timeout=2.0)
-    assert (hanging.outcome, other.reward) == (Outcome.GRADER_FAILED, 1.0)
 
 
 def test_an_answer_that_hangs_its_grader_scores_zero_at_the_first_attempt():
@@ -233,14 +191,6 @@ def test_slow_graders_run_side_by_side(users):
     assert users.score(GSM8K, ["meet 3"] * 3) == [Score(1.0)] * 3
 
 
-def test_slow_process_is_reused(custom):
-    async def scenario(client):
-        return [await client.score(GSM8K, text) for text in ("pid", "sleep 0.8", "pid")]
-
-    before, _, after = run(scenario, custom)
-    assert before == after
-
-
 def test_a_cancelled_score_leaves_the_graders_usable(users):
     async def scenario(client):
         task = asyncio.create_task(client.score(GSM8K, "sleep 0.2"))
@@ -249,11 +199,6 @@ def test_a_cancelled_score_leaves_the_graders_usable(users):
         return await client.score(GSM8K, "one")
 
     assert users.run(scenario) == Score(1.0)
-
-
-def test_a_process_killed_from_outside_is_replaced(users):
-    os.kill(int(users.score(GSM8K, ["pid"])[0].reward), signal.SIGKILL)
-    assert users.score(GSM8K, ["one"]) == [Score(1.0)]
 
 
 def test_blocked_event_loop_does_not_kill_processes(custom):

@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
-from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.worker import LoadReport
-from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
+from alphaapollo.config.schema import Reward
+from alphaapollo.types import Outcome, Prompt, Score
 from tests.builders import make_turn
 from tests.unit.rewards.grading import open_graders
 
@@ -78,22 +75,3 @@ def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(grade):
     failed = grade(odd)
     assert failed.outcome is Outcome.GRADER_FAILED and "JSON: keys must be" in failed.reason
     assert grade(odd, "text_only") == Score(1.0)
-
-
-def test_an_episode_has_json_values():
-    fields = {"observation": TOOL, "reward": 0.25, "valid": False, "info": {"n": np.int64(3)}}
-    turns = [make_turn(1, text="4", **fields), make_turn(1, text="\ud800")]
-    wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}, [0]), EpisodeTurn("\ud800", token_ids=[0])]
-    client = RewardClient(Reward(), CustomRewardFunction())
-    client.loaded = LoadReport(takes_turns=True)
-    assert client._make_episode(PROMPT, "6", turns) == Episode("6", wanted, marked_text="6")
-    assert client._make_episode(PROMPT, "6", ()) == Episode("6", [EpisodeTurn("6")], marked_text="6")
-
-
-def test_name_of_the_second_parameter_decides():
-    assert takes_trajectory(lambda prompt, trajectory, more=1: 0.0)
-    assert not takes_trajectory(lambda prompt, completion, trajectory=None: 0.0)
-    assert not takes_trajectory(lambda *arguments: 0.0)
-    episode = Episode("6", [EpisodeTurn("4"), EpisodeTurn("6")])
-    assert adapt_to_episode(lambda prompt, completion: completion)(PROMPT, episode) == "6"
-    assert adapt_to_episode(lambda prompt, trajectory: trajectory)(PROMPT, episode) is episode

@@ -38,8 +38,6 @@ def grade(server: MockJudge, prompt: Prompt = PROMPT, text: str = "<think>5?</th
 read_two = partial(read_criteria, names=["right", "short"])
 REPLIES: list[tuple[Callable[[str], Any], str, Any]] = [
     (read_score, "SCORE: 1", 1.0),
-    (read_score, "score = .5", 0.5),
-    (read_score, "**SCORE: 0.0**", 0.0),
     (read_score, "SCORE: 0\nNo, wait.\nSCORE: 1.", 1.0),
     (read_winner, "WINNER: A", 1),
     (read_winner, "so\n**winner: b**", 0),
@@ -50,13 +48,10 @@ BAD_REPLIES = [
     *((read_score, reply, "no line 'SCORE") for reply in ("", "SCORE: high", "SCORE: 1 or SCORE: 0")),
     (read_score, "It is right, I think.", "no line 'SCORE.*'It is right, I think.'"),
     (read_score, "SCORE: 7", "score 7 is not between 0 and 1"),
-    (read_score, "SCORE: -1", "score -1 is not between"),
     *((read_winner, reply, "has no line 'WINNER") for reply in ("", "A", "WINNER: A or B", "WINNER: C")),
     *((read_two, reply, "JSON object") for reply in ("", "right: 1", '{"right": 1,}')),
     (read_two, '{"right": 1}', r"\{\"right\": 1\} are not about right, short"),
-    (read_two, '{"right": 1, "short": 1, "long": 0}', "are not about right, short"),
     (read_two, '{"right": 1, "short": 2}', "about short is 2, .*from 0 to 1"),
-    (read_two, '{"right": "yes", "short": 1}', "about right is 'yes'"),
     (read_two, '{"right": NaN, "short": 1}', "about right is nan"),
 ]
 
@@ -162,12 +157,6 @@ def test_a_judge_that_fails_is_a_failure_and_never_0(start: Start, settings: dic
     score = grade(start(400), **settings)
     assert score.outcome is Outcome.GRADER_FAILED and math.isnan(score.reward)
     assert "BadRequestError" in score.reason
-
-
-def test_the_policy_judges_only_where_an_engine_runs() -> None:
-    reward = Reward(judge=Judge(backend="policy"))
-    score = with_client(lambda client: client.score(PROMPT, "4"), reward, starts=False)
-    assert score.outcome is Outcome.GRADER_FAILED and "reward.judge.backend=policy" in score.reason
 
 
 def test_inputs_of_judges_are_checked_before_the_start() -> None:

@@ -73,11 +73,6 @@ def test_limit_of_requests_is_a_turn_limit(server, tmp_path):
     assert (one.reward, one.accuracy) == (-1.0, 0.0)
 
 
-def test_the_clients_own_limit_is_no_truncation(server, tmp_path):
-    (one,) = run(server, tmp_path, "ask(endpoint, max_tokens=1); return 1.0")
-    assert one.end is EpisodeEnd.DONE and one.turns[0].completion.stop_reason == "length"
-
-
 def test_session_with_only_untrained_roles_keeps_its_score(server, tmp_path):
     code = "ask(endpoint, extra_headers={'x-role': 'judge'}); return 1.0"
     (one,) = run(server, tmp_path, code, untrained_roles=["judge"])

@@ -59,18 +59,6 @@ def test_chat_with_an_image_in_each_turn_is_one_path(server):
         assert placeholders == PLACEHOLDERS * len(answer.request.images)
 
 
-def test_another_image_starts_a_branch(server):
-    """The texts of both chats are equal."""
-
-    async def play(endpoint, session, client):
-        answer = await chat(client, ask("one", FIRST))
-        await chat(client, ask("one", SECOND), answer, ask("two"))
-
-    session, _ = server.run(play)
-    first, second = session.answers
-    assert second.parent is None and second.request.images[0].digest != first.request.images[0].digest
-
-
 def test_all_apis_give_the_same_prompt(server):
     async def play(endpoint, session, client):
         await chat(client, ask("one", FIRST))
@@ -86,21 +74,3 @@ def test_all_apis_give_the_same_prompt(server):
     prompts = {tuple(answer.request.prompt_ids) for answer in session.answers}
     assert len(session.answers) == 3 and len(prompts) == 1
     assert len({answer.request.images[0] for answer in session.answers}) == 1
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("http://127.0.0.1:1/image.png", r"data\.allow_image_urls=true"),
-        ("/etc/hostname", "data: URL"),
-        ("data:image/png;base64,AAAA", "cannot read an image"),
-    ],
-)
-def test_unusable_images_are_refused(server, url, message):
-    async def play(endpoint, session, client):
-        parts = [{"type": "image_url", "image_url": {"url": url}}]
-        with pytest.raises(openai.BadRequestError, match=message):
-            await chat(client, {"role": "user", "content": parts})
-        assert not session.answers
-
-    server.run(play)

@@ -103,15 +103,6 @@ def run_each(server, tmp_path, *bodies, **keys):
     return run(server, tmp_path, "\n".join(branches), samples=len(bodies), **keys)
 
 
-def test_rewards_of_turns(server, tmp_path):
-    asks = "ask(endpoint); ask(endpoint, 'two'); return "
-    results = '{"reward": 1.0, "right": 0.5, "turn_rewards": [0.25, -1]}', '{"turn_rewards": [0, 0]}'
-    one, other = run_each(server, tmp_path, asks + results[0], asks + results[1])
-    assert one.score == Score(1.0, {"right": 0.5}) and one.reward == 0.25
-    assert other.score == Score(0.0) and other.reward == 0.0
-    assert [[turn.reward for turn in each.turns] for each in (one, other)] == [[0.25, -1.0], [0.0, 0.0]]
-
-
 def test_reward_of_a_command(server, tmp_path):
     (one,) = run(
         server, tmp_path, command=f"test -f $ALPHAAPOLLO_TASK && {ASKS_CURL} && echo 0.5 > $ALPHAAPOLLO_RESULT; echo 7"
@@ -135,7 +126,6 @@ def test_graded_text_and_reward_of_the_program(server, tmp_path):
 FAILURES = [
     ("ask(endpoint); raise KeyError('boom')", "KeyError: 'boom'"),
     ("ask(endpoint)", "returned no reward"),
-    ("ask(endpoint); return 'yes'", "the reward is a str"),
     ("ask(endpoint); return float('nan')", "the reward is nan"),
     ("ask(endpoint); return {'turn_rewards': [1.0, 2.0]}", "2 numbers for 1 answers"),
     ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
@@ -165,11 +155,6 @@ def test_processes_that_a_program_starts_are_ended(server, tmp_path, end, timeou
         assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=3 s" in one.score.reason
     else:
         assert one.reward == 1.0
-
-
-def test_many_sessions_at_once(server, tmp_path):
-    found = run(server, tmp_path, "ask(endpoint, str(task['sample'])); return task['sample']", samples=24)
-    assert [one.reward for one in found] == list(range(24))
 
 
 def test_prompt_over_the_limit_is_no_failure(server, tmp_path):
@@ -217,19 +202,10 @@ def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatc
         run(server, tmp_path, "ask(endpoint); return 1.0")
 
 
-def test_failed_grade_does_not_repeat_the_program(server, tmp_path):
-    async def grade(prompt, text, turns):
-        return Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="no ground truth")
-
-    code = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); ask(endpoint)"
-    (one,) = run(server, tmp_path, code, grade, grade=True)
-    assert one.score.outcome is Outcome.GRADER_FAILED and (tmp_path / "runs").read_text() == "x"
-
-
 SLOW_IMPORT = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\ntime.sleep(1000)\n"
 
 
-@pytest.mark.parametrize("delay", [None, 0, 0.01, 0.1, 1])
+@pytest.mark.parametrize("delay", [None, 0, 0.1])
 def test_close_at_any_time_ends_the_host(delay, tmp_path):
     """delay: seconds after which the start is cancelled; None: it is closed directly after its start."""
     path = tmp_path / f"agent_{time.time()}.py"
@@ -250,20 +226,6 @@ def test_close_at_any_time_ends_the_host(delay, tmp_path):
     assert not find_processes(path.name)
 
 
-def test_no_program_is_waited_for_without_its_host(tmp_path):
-    async def play():
-        programs = ProgramRunner(Agent(command=f"touch {tmp_path}/started; sleep 1000"))
-        await programs.start()
-        running = asyncio.ensure_future(programs.run({}, {}))
-        assert await asyncio.to_thread(wait_until, (tmp_path / "started").exists)
-        await programs.close()
-        assert "has ended" in (await asyncio.wait_for(running, 20)).error
-        with pytest.raises(ChildProcessError):
-            await programs.run({}, {})
-
-    asyncio.run(play())
-
-
 def test_command_that_kills_the_host_fails_its_episode_alone(server, tmp_path):
     mark = tmp_path / "killed"
     kill = (
@@ -271,14 +233,6 @@ def test_command_that_kills_the_host_fails_its_episode_alone(server, tmp_path):
     )
     (one,) = run(server, tmp_path, command=f"{ASKS_CURL} && echo 1 > $ALPHAAPOLLO_RESULT; {kill}")
     assert mark.exists() and one.score == Score(1.0)
-
-
-def test_program_files_are_checked(server, tmp_path):
-    with pytest.raises(ValueError, match=r"env\.agent\.path.*run=run: .* no such object"):
-        (tmp_path / "empty.py").touch()
-        run(server, tmp_path, path=str(tmp_path / "empty.py"))
-    with pytest.raises(ValueError, match=r"missing\.py.*no such file"):
-        run(server, tmp_path, path=str(tmp_path / "missing.py"))
 
 
 def test_nothing_is_left_when_the_runner_dies(tmp_path):

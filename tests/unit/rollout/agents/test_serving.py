@@ -1,6 +1,5 @@
 """Real clients against vLLM's HTTP API: the tokens of a session are those that the engine received and sampled."""
 
-import asyncio
 import json
 
 import pytest
@@ -10,9 +9,8 @@ anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
-from alphaapollo.engines.vllm import http_api as http_api_module  # noqa: E402
 from alphaapollo.rollout.agents import endpoint as endpoint_module  # noqa: E402
-from tests.unit.rollout.agents.agents_kit import CALL, TOOL, Server, rows_of, write_model  # noqa: E402
+from tests.unit.rollout.agents.agents_kit import CALL, TOOL, Server, write_model  # noqa: E402
 
 CHAT_TOOL = [{"type": "function", "function": TOOL}]
 
@@ -147,51 +145,11 @@ def test_anthropic_messages_with_a_tool(server, stream):
     check_one_row_of_two_turns(server, play)
 
 
-def test_rewritten_history_starts_a_branch_with_its_difference(server):
-    chats = [[user("one"), assistant(answer), user("two")] for answer in ("OK", "other")]
-    session, rows = send(server, [user("one")], *chats)
-    assert [len(row.turn_ends) for row in rows] == [2, 1]
-    difference = session.answers[2].request.difference
-    assert all(fact in difference for fact in ("message 1", "assistant: 'OK'", "assistant: 'other'"))
-
-
-def test_branches_share_a_prefix_that_is_trained_once(server):
-    async def play(endpoint, session, client):
-        await chat(client, [user("one")])
-        history = [user("one"), assistant("OK")]
-        await asyncio.gather(*(chat(client, [*history, user(f"part {number}")]) for number in range(3)))
-
-    session, rows = server.run(play)
-    assert [len(row.turn_ends) for row in rows] == [2, 1, 1]
-    shared, sampled = session.answers[0].token_ids, session.answers[0].completion.token_ids
-    assert all(row.token_ids[: len(shared)] == shared for row in rows)
-    assert [sum(row.action_mask[: len(shared)]) for row in rows] == [len(sampled), 0, 0]
-
-
-def test_roles_and_rewards(server):
-    async def play(endpoint, session, client):
-        first = await chat(client, [user("plan")], extra_headers={"x-role": "planner"})
-        await chat(client, [user("solve")], extra_headers={"x-role": "solver"})
-        session.give_reward(first.id, 0.5)
-        with pytest.raises(ValueError, match="no such request"):
-            session.give_reward("no", 0.5)
-        await chat(client, [user("solve"), assistant("OK"), user("go on")])
-
-    session, _ = server.run(play)
-    assert [answer.reward for answer in session.answers] == [0.5, None, None]
-    assert [len(row.turn_ends) for row in rows_of(session, untrained_roles=["planner"])] == [2]
-
-
 def test_a_warning_names_sampling_settings_of_clients_that_are_not_used(server, monkeypatch):
     monkeypatch.setattr(endpoint_module, "_warned", set())
     model = {"model": "gpt-9"}  # any name means the policy
     _, rows = send(server, [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1, extra_body=model)
     assert endpoint_module._warned == {"temperature", "presence_penalty", "model"} and len(rows) == 1
-
-
-def test_answers_under_a_constraint_are_marked(server):
-    session, rows = send(server, [user("one")], response_format={"type": "json_object"})
-    assert session.answers[0].request.is_constrained and len(rows) == 1
 
 
 def test_strict_tools_are_sampled_freely(server, monkeypatch):
@@ -207,30 +165,6 @@ def test_strict_tools_are_sampled_freely(server, monkeypatch):
     session, rows = server.run(play)
     assert [one.request.is_constrained for one in session.answers] == [False, True] and len(rows) == 2
     assert endpoint_module._warned == {"parallel_tool_calls"}
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_arguments_of_a_required_call_follow_their_schema(server, monkeypatch, choice):
-    constraints, make = [], http_api_module._make_policy_params
-    monkeypatch.setattr(
-        http_api_module, "_make_policy_params", lambda asked, *rest: constraints.append(asked) or make(asked, *rest)
-    )
-    send(server, [user("one")], tools=CHAT_TOOL, tool_choice=choice)
-    tag = json.loads(constraints[0].structured_outputs.structural_tag)
-    assert json.dumps(TOOL["parameters"]) in json.dumps(tag)
-    assert '"strict"' not in server.script.prompts[0]
-
-
-def test_retried_request_gets_the_same_answer(server):
-    async def play(endpoint, session, client):
-        server.script.answers = {"one": "lost"}
-        await chat(client, [user("one")])
-        session.requests[0].is_delivered = False  # as if the connection had broken
-        server.script.answers = {"one": "other"}
-        assert (await chat(client, [user("one")])).choices[0].message.content == "lost"
-
-    session, rows = server.run(play)
-    assert len(session.answers) == len(rows) == 1 and len(server.script.prompts) == 1
 
 
 def test_evaluation_suites_belong_to_no_session(server):
@@ -271,15 +205,6 @@ def test_errors_are_those_of_the_provider(server):
 
     session, rows = server.run(play, max_model_len=60)
     assert len(rows) == 1 and session.num_refused == 5 and session.refusal.startswith("400")
-
-
-def test_limit_of_requests(server):
-    async def play(endpoint, session, client):
-        await chat(client, [user("one")])
-        with pytest.raises(openai.PermissionDeniedError, match=r"env\.agent\.max_requests=1"):
-            await chat(client, [user("two")])
-
-    server.run(play, max_requests=1)
 
 
 def test_budget_of_a_path(server):
