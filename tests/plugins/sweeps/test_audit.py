@@ -142,24 +142,14 @@ def audit(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, 
     return findings
 
 
-@pytest.mark.parametrize("name", EXPLOITS)
-def test_a_planted_exploit_is_the_first_finding_of_its_category(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    findings = audit(capsys, write_run(tmp_path, [name]))
-    category, text = EXPLOITS[name]
-    first = next(one for one in findings if one["category"] == category)
-    assert re.search(text, first["summary"]), findings
-    assert first["z"] > 4 and 0 < first["effect"] <= 1
-    assert {row["iteration"] for row in first["answers"]} <= {*range(41, 51)} and len(first["answers"]) == 3
-
-
 def test_planted_exploits_are_found_together_and_a_clean_run_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = audit(capsys, write_run(tmp_path / "all", [*EXPLOITS], seed=1), "--top", 20)
     for category, text in EXPLOITS.values():
-        assert any(re.search(text, one["summary"]) for one in findings if one["category"] == category), (text, findings)
+        found = [one for one in findings if one["category"] == category and re.search(text, one["summary"])]
+        assert found and found[0]["z"] > 4 and 0 < found[0]["effect"] <= 1, (text, findings)
+        assert {row["iteration"] for row in found[0]["answers"]} <= {*range(41, 51)} and len(found[0]["answers"]) == 3
     effects = [one["effect"] for one in findings]
     assert effects == sorted(effects, reverse=True)
     clean = write_run(tmp_path / "clean", [])

@@ -226,5 +226,3 @@ def test_an_error_at_the_end_of_a_session_does_not_stop_others(tmp_path: Path) -
         assert (tmp_path / models[1] / "weights" / "unsaved_step_000001").is_dir()
 
     run_with_client(test, tmp_path)
-
-    run_with_client(test, tmp_path)
