@@ -49,14 +49,11 @@ def wait_for_checkpoint(ppo: Runner, step: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("controller", "number", "to_all"),
-    [(RAY, signal.SIGTERM, True), (RAY, signal.SIGINT, False), (LOCAL, signal.SIGTERM, False)],
-)
-def test_signals(controller: str, number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_signals(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     """To the driver and then to its process group, as by `timeout`, or also to every process of the run, as by Slurm.
-    Only the former can save."""
-    program = start_run(ppo, controller, FAKE, "trainer.save_on_signal=true")
+    Only the former can save. test_saves_behind.py shows it without Ray."""
+    program = start_run(ppo, RAY, FAKE, "trainer.save_on_signal=true")
     others = [pid for pid in processes_of(ppo) if to_all and pid != program.pid]
     if number != signal.SIGINT:  # a second Ctrl-C ends the saving
         program.signal(number)

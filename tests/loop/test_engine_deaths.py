@@ -93,11 +93,10 @@ UNKNOWN = '{"model_type": "nonsense", "architectures": ["Nonsense"]}'
     ("sizes", "damaged_file", "content", "error", "facts"),
     [
         ({}, "config.json", UNKNOWN, ValueError, "vLLM .*{folder}/model"),
-        ({"head_dim": 48}, "", "", ValueError, "size 48"),  # which vLLM does not support on a CPU
         ({}, "model.safetensors", "nonsense", EngineError, f"engine 3 .*{HEADER}.*{{folder}}/e.log"),
         ({}, "", "", EngineDied, "engine 3 .*{folder}/e.log"),  # the core is killed
     ],
-    ids=["unknown_model", "head_size", "unreadable_weights", "killed"],
+    ids=["unknown_model", "unreadable_weights", "killed"],
 )
 def test_failed_start_is_explained(
     sizes: dict[str, int],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,15 +124,3 @@ def test_samples_equal_a_validation_in_training(stack: StackRunner) -> None:
     metrics = trained.metrics[0]
     for metric, figure in (("accuracy", "avg@2"), ("reward", "reward"), ("pass@2", "pass@2"), ("maj@2", "maj@2")):
         assert metrics[f"val/{metric}"] == figures[figure]["value"]
-
-
-def test_interrupt_prints_the_resume_command(generation: GenerationRunner) -> None:
-    program = generation.start("trainer.controller=local", "data.max_response_length=256")
-    wait_for_lines(program, generation.out / "test/run/results.jsonl", 1)
-    program.signal(signal.SIGTERM)
-    done = generation.finish(program)
-    assert done.code == 130
-    assert "interrupted; " in done.output and str(done.folder) in done.output.splitlines()[-1], done.output
-    assert "Traceback" not in done.output, done.output
-    wait_until_nothing_is_left(generation)
-    assert os.path.exists(done.folder / "results.jsonl")

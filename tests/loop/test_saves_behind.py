@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -74,18 +73,6 @@ def test_kill_during_write_resumes_from_the_previous_checkpoint(
     assert written == {"checkpoint/write_seconds"}
 
 
-def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
-    release = tmp_path / "release"
-    program = held(ppo, release)
-    program.signal(signal.SIGTERM)
-    program.wait_for(lambda: "waiting until the checkpoint of iteration 4 is written" in program.printed)
-    release.touch()
-    done = ppo.finish(program)
-    assert done.code == 130
-    assert "the same command resumes from" in done.output and "step_000004" in done.output.splitlines()[-1]
-    assert names(ppo) == ["step_000002", "step_000004"]
-
-
 PAUSE = """
 import asyncio
 from pathlib import Path
@@ -119,15 +106,3 @@ def test_sigterm_saves_the_last_complete_iteration(
     assert names(ppo)[-1] == f"step_00000{saved}" and ended.metrics[-1]["step"] == saved
     module.write_text("")
     check_equal_runs(whole, ppo.run(*SETTINGS, LOCAL, f"algorithm.custom_module={module}"))
-
-
-def test_flipped_bit_is_named_and_the_previous_checkpoint_is_used(stack: StackRunner, whole: FinishedRun) -> None:
-    folder = shutil.copytree(whole.folder, stack.out / "test/run")
-    (file,) = (folder / "checkpoints/step_000006/policy/model").glob("*.distcp")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    again = stack.run(*SETTINGS, "trainer.total_training_steps=7")
-    assert f"step_000006: policy/model/{file.name} has changed" in " ".join(again.output.split()), again.output
-    assert [metrics["step"] for metrics in again.metrics] == [0, *range(1, 8)]
-    assert "resumes from" in again.output and (folder / "checkpoints/step_000007").is_dir()
