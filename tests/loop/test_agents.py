@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import FinishedRun, Runner, Task, child, wait_until_nothing_is_left
+from tests.loop.conftest import FinishedRun, Runner, child, wait_until_nothing_is_left
 from tests.loop.replays import check_verified
 from tests.loop.stack import Case, StackRunner, parametrize
-from tests.loop.test_main_generation import GenerationOnStack
 
 PROGRAM = """
 import time
@@ -48,14 +47,6 @@ def run(task, endpoint):
     )
     endpoint.reward(checked.id, 0.5)
     return {"reward": 0.0, "accuracy": float(sum(rewards) > 0.2), "turn_rewards": [*rewards, 0.0]}
-"""
-
-
-SCRIPT = """
-content=$(sed 's/.*"content": *\\(\\[[^]]*\\]\\).*/\\1/' $ALPHAAPOLLO_TASK)
-curl -sf $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" \\
-  -H "Content-Type: application/json" -d '{"model": "policy", "max_tokens": 4, "messages": '"$content}" \\
-  && echo 1.0 > $ALPHAAPOLLO_RESULT
 """
 
 
@@ -137,13 +128,3 @@ def test_exact_tokens_and_bitwise_resume(stack: StackRunner, ppo: Runner) -> Non
     assert [line["engines/replaced"] for line in resumed.metrics] == [0, 1, 0, 0]
     for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "agent/reused_tokens"):
         assert whole.metrics[-1][name] == resumed.metrics[-1][name], name
-
-
-def test_evaluation_of_a_command(task: Task, tmp_path: Path) -> None:
-    """64 sessions of a shell script at once."""
-    (tmp_path / "solve.sh").write_text(SCRIPT)
-    done = GenerationOnStack(task, tmp_path).run(
-        *("env.env_name=agent", f"env.agent.command=sh {tmp_path / 'solve.sh'}", "custom_reward_function.path="),
-        *("data.max_samples=16", "rollout.max_num_seqs=64"),
-    )
-    assert "64 samples of 16 problems; 64 scored" in done.output

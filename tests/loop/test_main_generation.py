@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.loop.conftest import (
-    FinishedRun,
     Runner,
     Task,
     check_first_and_last_lines,
@@ -93,22 +92,6 @@ def test_resume_after_kill_equals_uninterrupted_run(generation: GenerationRunner
     summaries = [json.loads((run.folder / "summary.json").read_text()) for run in (parts, whole)]
     assert summaries[0] == summaries[1]
     assert summaries[0]["all"]["samples"] == PROMPTS * SAMPLES
-    check_weights(whole, generation.task.model)
-
-
-def check_weights(done: FinishedRun, model_folder: Path) -> None:
-    """Check that the engine loaded the weights of the model folder."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    for record in records(done.folder)[:8]:
-        (row,) = record["rows"]
-        ids, mask = torch.tensor([row["ids"]]), torch.tensor(row["mask"][1:], dtype=torch.bool)
-        with torch.no_grad():
-            expected = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        gap = (expected - torch.tensor(row["logprobs"][1:]))[mask].abs().max()
-        assert gap < 5e-5
 
 
 @pytest.mark.core

@@ -1,4 +1,4 @@
-"""JSON requests of plugins/tinker/json_requests.py, also against the client's own request types."""
+"""JSON requests of plugins/tinker/json_requests.py. Those of the client itself: loop/tinker_calls.py."""
 
 from __future__ import annotations
 
@@ -95,47 +95,3 @@ def test_random_json_raises_only_request_errors(kind: type[r.Request], value: ob
         except RequestError as error:
             assert error.status in (400, 422)
             assert str(error).startswith((str(kind.__struct_config__.tag), "the body is not JSON"))
-
-
-def test_requests_of_the_client() -> None:
-    pytest.importorskip("tinker")
-    from tinker import types
-
-    step: dict[str, Any] = {"model_id": "m", "seq_id": 1}
-    save: dict[str, Any] = {"path": "a", "ttl_seconds": 3600, "user_metadata": {"a": "b"}}
-    load: dict[str, Any] = {"path": "tinker://m/weights/a", "optimizer": False}
-    sample: dict[str, Any] = {"sampling_session_id": "s", "seq_id": 10**18, "prompt": types.ModelInput.from_ints([1])}
-    params = types.SamplingParams(max_tokens=2, stop=[3], seed=1)
-    flags: dict[str, Any] = {"prompt_logprobs": True, "record_stability_info": True, "topk_prompt_logprobs": 2}
-    sent_requests: list[tuple[type[r.Request], Any]] = [
-        (r.CreateSession, types.CreateSessionRequest(tags=["a"], user_metadata={}, sdk_version="0.38.0")),
-        (r.SessionHeartbeat, types.SessionHeartbeatRequest(session_id="s")),
-        (
-            r.CreateModel,
-            types.CreateModelRequest(
-                session_id="s", model_seq_id=0, base_model="b", lora_config=types.LoraConfig(rank=8)
-            ),
-        ),
-        (r.GetInfo, types.GetInfoRequest(model_id="m")),
-        (r.OptimStep, types.OptimStepRequest(optim_params=types.AdamParams(), **step)),
-        (r.SaveWeights, types.SaveWeightsRequest(**step, **save, overwrite=True)),
-        (r.SaveWeightsForSampler, types.SaveWeightsForSamplerRequest(**step, **save)),
-        (r.SaveWeightsForSampler, types.SaveWeightsForSamplerRequest(**step, sampling_session_seq_id=0)),
-        (r.LoadWeights, types.LoadWeightsRequest(**load, **step)),
-        (r.LoadWeights, types.LoadWeightsRequest(**load, session_id="s", model_seq_id=0, base_model="b")),
-        (r.CreateSamplingSession, types.CreateSamplingSessionRequest(session_id="s", sampling_session_seq_id=0)),
-        (r.Sample, types.SampleRequest(**sample, sampling_params=params, **flags)),
-        (r.RetrieveFuture, types.FutureRetrieveRequest(request_id="a")),
-    ]
-    for kind, request in sent_requests:
-        sent = request.model_dump(mode="json", exclude_none=True)
-        found = read(kind, sent)
-        unsupported = r.UNSUPPORTED.get(kind, {})
-        for name in (
-            sent.keys() - unsupported.keys() - {"type", "prompt", "sampling_params", "lora_config", "adam_params"}
-        ):
-            assert getattr(found, name) == sent[name]
-        fields = {*kind.__struct_fields__, *unsupported}
-        expected = {"adam_params" if one == "optim_params" else one for one in type(request).model_fields}
-        assert fields | {"type"} >= expected | {"type"} and fields - {"optimizer_params"} <= expected
-    assert r.AdamParams() == read(r.OptimStep, STEP | {"adam_params": types.AdamParams().model_dump()}).adam_params

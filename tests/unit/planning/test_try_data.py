@@ -1,6 +1,5 @@
 """The first rows of each data source are graded against their own ground truth before a run starts."""
 
-
 import pytest
 
 from alphaapollo.config.schema import Reward
