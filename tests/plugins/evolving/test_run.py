@@ -168,10 +168,3 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
 def test_invalid_configurations(command: Command, word: str, fact: str) -> None:
     with pytest.raises(ValueError, match=fact):
         command.run(word)
-
-
-def test_folder_without_a_configuration_is_an_error(command: Command) -> None:
-    command.folder.mkdir(parents=True)
-    (command.folder / "pool.jsonl").write_text('{"kind": "call"}\nrubbish\n')
-    with pytest.raises(ValueError, match=r"config.yaml cannot be read"):
-        command.run()

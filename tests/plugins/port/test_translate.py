@@ -256,16 +256,9 @@ def test_renamed_keys(monkeypatch: pytest.MonkeyPatch):
     ("project", "program", "command", "options"),  # of scripts and releases of these projects
     [
         ("trl", "sft_vlm_gemma3", "main_sft", "attn_implementation dataset_train_split dtype lora_target_modules"),
-        ("trl", "mpo_vlm", "main_dpo", "dataset_num_proc loss_weights per_device_eval_batch_size use_peft"),
         ("trl", "reward_modeling", "main_rm", "eval_strategy lora_task_type max_length num_train_epochs"),
-        ("trl", "grpo_agent", "main_ppo", "log_completions max_completion_length use_vllm vllm_mode report_to"),
-        ("trl", "gspo", "main_ppo", "epsilon_high importance_sampling_level steps_per_generation loss_type"),
         ("openrlhf", "train_ppo_ray", "main_ppo", "actor.adam.lr critic.adam.lr vllm.num_engines algo.kl.init_coef"),
-        ("openrlhf", "train_dpo", "main_dpo", "ds.zero_stage adam.lr data.max_len train.batch_size"),
-        ("swift", "megatron sft", "main_sft", "micro_batch_size global_batch_size expert_model_parallel_size"),
         ("swift", "megatron rlhf dpo", "main_dpo", "tensor_model_parallel_size lr_warmup_fraction rpo_alpha"),
-        ("swift", "swift pt", "main_sft", "streaming packing save_steps attn_impl deepspeed"),
-        ("swift", "swift rlhf kto", "main_dpo", "desirable_weight undesirable_weight loss_scale"),
         ("swift", "swift rlhf grpo", "main_ppo", "reward_funcs vllm_gpu_memory_utilization sleep_level report_to"),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.data.files import HELD_OUT, read_rows, read_rows_leniently, resolve_entry
-from alphaapollo.data.prompts import load_prompts
 from alphaapollo.plugins.tasks.folders import find_tasks, read_task
 from alphaapollo.rewards.registry import get_grader
 from alphaapollo.runs.input_digests import compute_input_digests
@@ -191,18 +190,6 @@ def test_rows_and_files_of_a_folder(folder):
     write_rows(folder / "tasks_2.jsonl", [{"prompt": "2+2?"}])
     with pytest.raises(ValueError, match=r"matches folders of tasks and other data\. Use one entry for each"):
         resolve_entry("tasks*")
-
-
-def test_prompts_of_tasks(folder):
-    make_task(folder / "a", instruction="Count the <image> marks.")
-    make_task(folder / "b")
-    write_rows(folder / "rows.jsonl", [{"prompt": [{"role": "user", "content": "2+2?"}]}])
-    findings = []
-    prompts = load_prompts(["a", "rows.jsonl", "b"], "prompt", findings=findings)
-    assert [prompt.id for prompt in prompts] == [0, 1, 2]
-    assert [prompt.env_kwargs.get("task") for prompt in prompts] == [f"{folder}/a", None, f"{folder}/b"]
-    assert (prompts[2].data_source, prompts[2].extra_info, prompts[2].ground_truth) == ("harbor", {"name": "b"}, None)
-    assert [finding.content for finding in findings] == ["<image> without an image in the column 'prompt'"]
 
 
 def test_invalid_tasks_are_listed(folder):

@@ -103,21 +103,6 @@ def test_without_a_key_web_pages_are_refused(tmp_path: Path) -> None:
     run_with_client(test, tmp_path, keys=())
 
 
-def test_metadata_is_limited_and_counts(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        model_id = await client.create_and_wait(await client.open_session())
-        for number, size in ((1, 5000), (2, 4000)):
-            metadata = {"a": "x" * size}
-            body: dict[str, Any] = {"model_id": model_id, "seq_id": number, "path": "s", "user_metadata": metadata}
-            answer = await client.post("save_weights", **body)
-            assert answer.status_code == (200 if number == 2 else 422)
-        await client.retrieve(f"{model_id}:2")
-        checkpoint = client.store.find(f"{model_id}/weights/s", OWNER)
-        assert checkpoint.record.size > 5000 and checkpoint.record.user_metadata == metadata
-
-    run_with_client(test, tmp_path)
-
-
 class Killed(Exception): ...
 
 

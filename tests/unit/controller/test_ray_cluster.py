@@ -71,6 +71,18 @@ def test_signals_of_job_systems_do_not_end_processes_of_ray() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint((signal.SIGTERM, signal.SIGHUP))
 
 
+def test_a_death_during_the_start_names_the_process(own_ray: tuple[Process, Process]) -> None:
+    gcs, _ = own_ray
+
+    async def begin() -> None:
+        async with monitor(ray_cluster.find_local_ray_processes(), print):
+            gcs.kill()
+            await asyncio.sleep(60)
+
+    with pytest.raises(ray_cluster.WorkerDied, match=rf"Ray's GCS .*\(pid {gcs.pid}\)"):
+        asyncio.run(begin())
+
+
 def test_the_workers_of_a_dead_ray_are_killed(
     own_ray: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,17 +89,6 @@ def test_first_observation_that_is_none_or_never_returned(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "env",
-    [
-        *(Env(env_name=name, max_steps=2) for name in ("single_turn", "informal_math")),
-        *(game(name, 2) for name in ("guessing_game", "grid_world")),
-    ],
-)
-def test_what_comes_with_the_project_starts(env):
-    asyncio.run(try_environment_resets(env, ROWS))
-
-
-@pytest.mark.parametrize(
     ("template", "notice"),
     [("1-{foo}", "env.prompt: {foo} "), (r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}', None)],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -133,6 +134,23 @@ def test_damage_is_named_file_by_file(tmp_path: Path, files: dict[str, str | Non
             (checkpoint / name).write_text(text)
     messages = find_damage(checkpoint)
     assert len(messages) == len(damage) and all(map(str.startswith, messages, damage)), messages
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    right = os.open
+
+    def broken_disk(path: Any, *args: Any, **options: Any) -> int:
+        if Path(path).name == broken:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return right(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", broken_disk)
+    broken = "weights"
+    (damage,) = find_damage(checkpoint)
+    assert damage.startswith("policy/weights ") and "(Input/output error)" in damage
+    broken = "manifest.json"
+    assert find_damage(checkpoint)[0].startswith("manifest.json cannot be read")
 
 
 @pytest.mark.parametrize("text", ["", '{"step": 4', "7", '{"step": "4"}', "{}"])

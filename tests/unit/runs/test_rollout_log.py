@@ -103,15 +103,6 @@ def test_a_logged_sample_is_read_as_its_row(tmp_path: Path):
     assert compute_prompt_digest(read_row) == read(path)[0]["prompt_digest"]
 
 
-def test_observations_are_logged():
-    played = trajectory()
-    played.first_observation = [{"role": "user", "content": "Guess a number."}]
-    played.turns.insert(0, replace(played.turns[0], observation=[{"role": "tool", "content": "24.0\n"}]))
-    (line,) = format_lines(played)
-    assert [turn["observation"] for turn in line["turns"]] == [[{"role": "tool", "content": "24.0\n"}], None]
-    assert (line["prompt"], line["row_prompt"]) == (played.first_observation, PROMPT.content)
-
-
 def test_failure_without_reward_or_turns_is_logged():
     failed = trajectory(score=Score(float("nan"), {"x": float("inf")}, Outcome.GRADER_FAILED, "time-out"))
     no_score = Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED)
