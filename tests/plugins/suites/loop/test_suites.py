@@ -149,6 +149,7 @@ def test_multiple_choice_reads_the_log_probs_of_transformers(trained: tuple[Runn
     assert "--unknown failed: exit code 2:" in done.output
 
 
+@pytest.mark.nightly
 def test_command_runs_inspect_on_the_newest_model(trained: tuple[Runner, FinishedRun]) -> None:
     runner, done = trained
     words = ["eval", done.folder, "rollout.kv_cache_gib=0.1", "rollout.cpu_threads=1"]
