@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -25,6 +26,7 @@ from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.replays import check_equal_runs, equal_lines, recording, replay
 from tests.loop.stack import StackRunner
 
+FAKE = "actor_rollout_ref.rollout.name=fake"
 LOCAL = "trainer.controller=local"
 
 
@@ -165,3 +167,42 @@ def test_an_engine_on_another_node_receives_what_changed(
         )
     complete, *changed = [line["sync/copied_gib"] for line in done.metrics]
     assert len(changed) == 2 and all(0 < one < complete / 5 for one in changed), done.metrics
+
+
+def test_changed_data_is_trained_in_a_new_order(stack: StackRunner, tmp_path: Path) -> None:
+    frame, file = pd.read_parquet(stack.task.data / "train.parquet")[:8], tmp_path / "train.parquet"
+    frame.to_parquet(file)
+    settings = (FAKE, f"data.train_files={file}", "trainer.save_freq=1", "trainer.val_before_train=false")
+    stack.run(*settings, "trainer.total_training_steps=1")
+    frame[::-1].to_parquet(file)
+    done = stack.run(*settings, "trainer.total_training_steps=3", "trainer.resume_with_other_data=true")
+    trained = [{record["prompt_id"] for record in done.rollouts(step)} for step in (2, 3)]
+    assert [len(one) for one in trained] == [4, 4] and trained[0] | trained[1] == {*range(8)}
+
+
+def test_mixture_with_a_system_prompt_stops_early_and_resumes(stack: StackRunner, tmp_path: Path) -> None:
+    """Two files, of which the second has a quarter of a pass per epoch. The fake engine's reward is constant: the
+    validations after iterations 1, 2 and 3 do not improve on the one before training."""
+    rows = pd.read_parquet(stack.task.data / "train.parquet")
+    for name, part in (("a", rows[:6]), ("b", rows[6:14])):
+        part.assign(data_source=name).to_parquet(tmp_path / f"{name}.parquet")
+    settings = (
+        *(FAKE, "data.max_prompt_length=64", "data.system_prompt='Be brief.'", "trainer.total_training_steps=6"),
+        f"data.train_files=[{tmp_path}/a.parquet,{tmp_path}/b.parquet]",
+        *("data.source_weights=[1,0.25]", "trainer.test_freq=1", "trainer.save_freq=1"),
+        *("trainer.early_stopping_metric=val/reward", "trainer.early_stopping_patience=3"),
+    )
+    whole = stack.run(*settings, name="whole")
+    assert "ended after 3 of 6 iterations: 3 validations have not improved val/reward" in whole.output
+    assert "8 rows x 0.25, 25% of a batch" in whole.output and (whole.folder / "checkpoints/step_000003").is_dir()
+    drawn = [record["prompt_id"] for step in (1, 2) for record in whole.rollouts(step) if not record["sample"]]
+    assert len(drawn) == 8 and {*drawn} > {*range(6)}  # an epoch
+    first = whole.rollouts(1)[0]["prompt"]
+    assert [message["role"] for message in first] == ["system", "user"] and first[0]["content"] == "Be brief."
+    assert any(name.startswith("source/b/") for name in whole.metrics[1])
+
+    parts = stack.run(*settings, "trainer.stop_at_step=2", name="parts")
+    assert "ended after 2 of 6 iterations: trainer.stop_at_step=2" in parts.output
+    parts = stack.run(*settings, name="parts")
+    check_equal_runs(whole, parts)
+    assert "already complete: the run ended after 3 of 6" in stack.run(*settings, name="parts").output
