@@ -166,6 +166,7 @@ def test_damaged_checkpoint_is_named_and_skipped(config: Config) -> None:
         find_start_point(config)
     with pytest.raises(ValueError, match=r"step_000040: weights has changed\."):
         find_start_point(resume_from(config, newer))
+    (newer / "weights").write_text("40")
     renamed = newer.rename(newer.with_name("step_000100"))
     with pytest.raises(ValueError, match=r"it is of iteration 40"):
         find_start_point(resume_from(config, renamed))
