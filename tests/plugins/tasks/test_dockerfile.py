@@ -254,15 +254,6 @@ def test_copy_of_an_ignored_file_is_an_error(context: Path) -> None:
         read(context, "FROM x\n")
 
 
-def test_escape_directive_and_windows_line_breaks(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_bytes(
-        b"\xef\xbb\xbf# escape=`\r\nFROM x\r\nRUN a `\r\n  C:\\b\r\nENV P=C:\\x\\\r\n"
-    )
-    image = read_dockerfile(tmp_path)
-    assert commands(image) == ["a   C:\\b"]
-    assert image.environment == {"P": "C:\\x\\"}
-
-
 def test_instructions_without_docker_are_listed(context: Path) -> None:
     with tarfile.open(context / "files.tar.gz", "w:gz") as archive:
         archive.add(context / "a.py", "a.py")
