@@ -12,6 +12,7 @@ from alphaapollo.types import Message, Prompt
 from tests.unit.environments.episode_helpers import game
 
 ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
+GAME = game("guessing_game")  # registered before `registered` copies the names
 
 
 class Playful:
@@ -93,7 +94,7 @@ def test_first_observation_that_is_none_or_never_returned(monkeypatch):
     [("1-{foo}", "env.prompt: {foo} "), (r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}', None)],
 )
 def test_an_unknown_placeholder_is_reported(template, notice):
-    notices = asyncio.run(try_environment_resets(game("guessing_game", prompt=template), ROWS))
+    notices = asyncio.run(try_environment_resets(GAME.model_copy(update={"prompt": template}), ROWS))
     assert [one.startswith(notice) for one in notices] == [True] * (notice is not None)
 
 
