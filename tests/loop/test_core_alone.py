@@ -25,8 +25,8 @@ print(alphaapollo.__file__)
 
 SELECT = """
 def pytest_collection_modifyitems(items):
-    assert len(items) > 8000  # all tests of the core
-    items[:] = [item for item in items if item.path.parent.name in ("cli", "config")]
+    assert len(items) > 5000  # all tests of the core
+    items[:] = [item for item in items if item.path.parent.name == "cli"]
 """
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.types import Completion, Sampling, StopReason
+from alphaapollo.types import Sampling, StopReason
 from tests.loop.engine_kit import (
     ENGINES,
     PROBE,
@@ -50,14 +49,6 @@ def test_logprobs_are_after_temperature_and_before_truncation(session: Session, 
     assert len(answer.token_ids) == 24 and answer.stop_reason is StopReason.LENGTH and answer.weight_version == 0
     expected = logprobs_of(MODEL, PROMPT + answer.token_ids, sampling.temperature or 1.0)[len(PROMPT) - 1 :]
     assert mean_abs_difference(answer.logprobs, expected) < 1e-5
-
-
-def test_greedy_takes_the_most_probable_token(session: Session) -> None:
-    import torch
-
-    (answer,) = session.generate((PROMPT, Sampling(8, temperature=0.0)))
-    logits = MODEL(torch.tensor([PROMPT + answer.token_ids])).logits[0]
-    assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == answer.token_ids
 
 
 def test_truncation_excludes_tokens(session: Session) -> None:
@@ -136,23 +127,3 @@ def test_cancelled_requests_end(session: Session) -> None:
 
     session.run(give_up(is_running=False))
     session.run(give_up(is_running=True))
-
-
-def test_engine_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixture[str]) -> None:
-    session.generate((PROMPT, Sampling(2)))
-    with open(session.engine.spec.log_path) as log:
-        assert re.search("Initializing a V1 LLM engine|Load weight end", log.read())  # of vLLM, of SGLang
-    assert capfd.readouterr() == ("", "")
-
-
-def test_requests_wait_while_the_engine_is_paused(session: Session) -> None:
-    async def ask() -> tuple[bool, Completion]:
-        await session.engine.pause()
-        call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(4), "r"))
-        await asyncio.sleep(0.3)
-        waits = not call.done()
-        await session.engine.resume()
-        return waits, await call
-
-    waits, answer = session.run(ask())
-    assert waits and len(answer.token_ids) >= 1 and answer.weight_version == 0

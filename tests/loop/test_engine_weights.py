@@ -5,7 +5,6 @@ digest: over all parameters that the engine computes with. probe: log-probs of t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.engines.types import EngineError
-from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES, PROBE, Session, checkpoint, make_model, start_engine
 
@@ -102,20 +99,6 @@ def test_missing_weights_fail_the_digest(tied: Session) -> None:
     part = {name: tensor + 1 for name, tensor in checkpoint(NEW).items() if "layers.1" not in name}
     with tied.sent(part, 1) as update:
         assert tied.publish(update).digest != update.digest
-
-
-def test_weight_update_during_requests_is_refused(tied: Session) -> None:
-    async def too_early(update: WeightUpdate) -> None:
-        request = asyncio.ensure_future(tied.engine.generate(PROBE, Sampling(200), "long"))
-        await tied.engine.generate(PROBE, Sampling(1), "short")  # by now, the other one runs
-        try:
-            await tied.receive(update)
-            await tied.engine.confirm_weights(update.version)
-        finally:
-            await request
-
-    with tied.sent(NEW, 1) as update, pytest.raises(EngineError, match="while requests are running"):
-        tied.run(too_early(update))
 
 
 def test_bfloat16(tmp_path: Path) -> None:

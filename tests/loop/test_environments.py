@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
 from tests.loop.conftest import GUESSING_GAME, FinishedRun
 from tests.loop.stack import Case, StackRunner, parametrize
 from tests.unit.tool_templates import tokenizer_of
-
-
-def check_append_context(done: FinishedRun) -> None:
-    """One row with several turns."""
-    last = done.metrics[-1]
-    assert last["num_turns/mean"] > 1 and last["turn/invalid"] > 0
-    assert all(math.isfinite(value) for value in last.values())
-    for record in done.rollouts(2):
-        (row,) = record["rows"]
-        assert sum(row["mask"]) == sum(turn["num_tokens"] for turn in record["turns"])
 
 
 def check_memory_context(done: FinishedRun) -> None:
@@ -28,13 +17,6 @@ def check_memory_context(done: FinishedRun) -> None:
     assert any(len(record["rows"]) > 1 for record in records)
     for record in records:
         assert [row["first_turn"] for row in record["rows"]] == list(range(len(record["turns"])))
-
-
-def check_unreadable_turns(done: FinishedRun) -> None:
-    """An untrained model makes no tool calls: each turn gets an error message and the episode continues."""
-    assert done.metrics[-1]["turn/invalid"] > 0.5
-    turns = [turn for record in done.rollouts(2) for turn in record["turns"]]
-    assert any(turn["info"].get("tool_status") == "unreadable" for turn in turns)
 
 
 def check_native_tools(done: FinishedRun, tools: Iterable[str] = ("twice",)) -> None:
@@ -75,13 +57,9 @@ def prepare_native_tools(folder: Path) -> None:
     (folder / "own.py").write_text(OWN_TOOL)
 
 
-APPEND = (*GAME, "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.overlong_filter=False")
 MEMORY = (*GAME, "env.context=memory", "algorithm.adv_estimator=gigpo", f"{ACTOR}.use_invalid_action_penalty=True")
-UNREADABLE = (*MATHS, "env.max_tokens_per_turn=12", "data.max_response_length=64")
 CASES = {
-    "append": Case(check_append_context, APPEND),
     "memory": Case(check_memory_context, MEMORY, core=True),
-    "unreadable": Case(check_unreadable_turns, UNREADABLE),
     "native_tools": Case(check_native_tools, (*MATHS, *NATIVE_TOOLS, *OWN_TOOLS), prepare_native_tools),
 }
 

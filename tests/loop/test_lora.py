@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.loop.conftest import Runner
 from tests.loop.replays import check_verified
 from tests.loop.stack import StackRunner
 
@@ -44,33 +43,3 @@ def test_engine_with_served_adapters(stack: StackRunner) -> None:
     continued = stack.run(*LORA, start, *hf, name="continued")
     assert (served.folder / "exported/step_000002/config.json").is_file()
     assert all(line["sync/probe_gap"] < 5e-5 for line in continued.metrics)
-
-
-RECORD_PAUSES = """
-from pathlib import Path
-from alphaapollo.engines.protocol import Engine
-
-async def pause(self):
-    Path({path!r}).touch()
-    await call(self)
-
-call, Engine.pause = Engine.pause, pause
-"""
-
-
-@pytest.mark.parametrize("mode", ["separate", "carry"])
-def test_adapters_arrive_while_requests_run(ppo: Runner, mode: str) -> None:
-    """Requests keep their version to the end. They are not paused for a weight sync; with carry, for the update."""
-    paused, module = ppo.out / "paused", ppo.out / "record.py"
-    module.write_text(RECORD_PAUSES.format(path=str(paused)))
-    late = (f"trainer.async_mode={mode}", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis")
-    sizes = ("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "data.val_files=")
-    served = ("actor_rollout_ref.rollout.lora=adapter", "trainer.total_training_steps=3", *LORA[:3:2])
-    done = ppo.run("trainer.controller=local", *served, *late, *sizes, f"algorithm.custom_module={module}")
-    lines = done.metrics[1:]
-    assert len(lines) == 3 and max(line["staleness/max"] for line in lines) > 0
-    assert paused.exists() == (mode == "carry")
-    assert all(line["sync/probe_gap"] < 5e-5 and line["staleness/mixed"] == 0 for line in lines)
-    rows = [record["rows"][0] for line in lines for record in done.rollouts(int(line["step"]))]
-    assert {len(row["weight_versions"]) for row in rows} == {1}
-    assert len({row["weight_versions"][0][0] for row in rows}) > 1

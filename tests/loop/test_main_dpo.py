@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from alphaapollo.runs.training_examples import read_examples
 from examples.preferences.make_pairs import main as make_pairs
-from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Task, prepare
+from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Task
 from tests.loop.warm import Program
 
 
@@ -101,11 +100,8 @@ def test_two_ranks_equal_one(task: Task, pairs: Path, tmp_path: Path) -> None:
     """KTO, with its KL estimate over the batch of both ranks."""
     keys = ["preference.loss=kto", "trainer.total_training_steps=3", "trainer.export_hf=False"]
     alone = tune("main_dpo", task, pairs, tmp_path, *keys, name="alone")
-    two = [*keys, "trainer.n_gpus_per_node=2", "trainer.export_hf=True"]
-    both = tune("main_dpo", task, pairs, tmp_path, *two, "trainer.controller=local", name="both")
-    on_ray = tune("main_dpo", task, pairs, tmp_path, *two, "trainer.controller=ray", name="on_ray")
-    assert both.code == on_ray.code == 0, both.output[-4000:] + on_ray.output[-4000:]
-    assert weights(both) == weights(on_ray), "forked ranks compute what Ray's actors compute"
+    both = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.n_gpus_per_node=2", name="both")
+    assert both.code == 0, both.output[-4000:]
     for one, two in zip(alone.metrics, both.metrics, strict=True):
         for name in ("train/loss", "train/reward_chosen", "train/kl", "train/grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
@@ -132,26 +128,3 @@ def test_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path: P
         with torch.no_grad():
             chosen.append(model(ids).logits.item())
     assert sum(chosen) / len(chosen) == pytest.approx(lines[-1]["val/score_chosen"], abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("command", "override", "fact"),
-    [
-        ("main_dpo", "preference.loss=ipoo", "'ipoo'"),
-        ("main_dpo", "data.chosen_key=best", "'best'"),
-        ("main_rm", "trainer.export_lora=adapter", "trainer.export_lora"),
-    ],
-)
-def test_invalid_value_is_refused(
-    task: Task, pairs: Path, tmp_path: Path, command: str, override: str, fact: str
-) -> None:
-    with pytest.raises(ValueError, match=fact):
-        prepare(command, words_of(task, pairs, tmp_path, override))
-
-
-def test_identical_answers_are_reported(task: Task, tmp_path: Path) -> None:
-    row = {"prompt": [{"role": "user", "content": "1+1=?"}], "chosen": "2", "rejected": "2"}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"rejected": "3"}))
-    words = words_of(task, tmp_path, tmp_path, f"data.train_files={tmp_path / 'pairs.jsonl'}", "data.val_files=")
-    with pytest.raises(ValueError, match=r"pairs\.jsonl[\s\S]* row 0"):
-        prepare("main_dpo", words)

@@ -20,37 +20,14 @@ from tests.loop.conftest import (
     Task,
     check_first_and_last_lines,
     files_with_secret,
-    run_forked,
     wait_until_nothing_is_left,
 )
 from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.replays import check_equal_runs, equal_lines, recording, replay
 from tests.loop.stack import StackRunner
-from tests.mock_reward_server import open_reward_server
 
 FAKE = "actor_rollout_ref.rollout.name=fake"
 LOCAL = "trainer.controller=local"
-
-
-def test_a_reward_server_in_rl_and_eval(stack: StackRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the variables of a web proxy that does not exist. A request has the completions of a prompt."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-
-    def answer(query: list[str], prompts: list[str], labels: list[str]) -> dict[str, list[float]]:
-        return {"rewards": [len(query) + (at + 0.5) / 10 for at in range(len(query))]}
-
-    with open_reward_server(answer) as server:
-        reward = f"custom_reward_function.path={server.url}"
-        done = stack.run(reward, FAKE, "trainer.total_training_steps=1", "trainer.test_freq=-1")
-        assert {len(request["query"]) for request in server.requests[-4:]} == {4}
-        assert done.metrics[-1]["critic/score/mean"] == pytest.approx(4.2)
-        assert "reward/accuracy" not in done.metrics[-1] and ".accuracy" in done.output
-        path = stack.out / "answers.jsonl"
-        path.write_text(json.dumps({"prompt": "1+1=", "ground_truth": "2", "responses": ["2", "3"]}))
-        words = [f"data.path={path}", reward, f"trainer.output_dir={stack.out}"]
-        output = run_forked("alphaapollo.trainer.main_eval", words, stack.out / "eval.txt")
-    assert "reward" in output and "2.1000" in output
 
 
 @dataclass(frozen=True)
@@ -91,6 +68,7 @@ def test_resume_on_ray_equals_uninterrupted_local_run(resumed: Resumed) -> None:
     assert "trainer.total_training_steps: 2 -> 4: applied" in parts.output
     assert [line["step"] for line in parts.metrics] == [0, 1, 2, 3, 4]
     check_equal_runs(whole, parts)
+    assert files_with_secret(whole) == files_with_secret(parts) == []
 
 
 @pytest.mark.core
@@ -161,6 +139,10 @@ def test_grpo_writes_the_run_folder(resumed: Resumed) -> None:
 
     assert yaml.safe_load((done.folder / "config.yaml").read_text())["algorithm"]["adv_estimator"] == "grpo"
     assert len(done.rollouts(4)) == 16
+    for record in done.rollouts(3):
+        (row,) = record["rows"]
+        assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"])
+        assert sum(row["mask"]) == record["turns"][0]["num_tokens"]
     assert (done.folder / "rollouts/val_000004.jsonl").exists()
     assert sorted(path.name for path in (done.folder / "checkpoints").iterdir()) == ["step_000002", "step_000004"]
 
@@ -169,34 +151,6 @@ def test_grpo_writes_the_run_folder(resumed: Resumed) -> None:
     model = AutoModelForCausalLM.from_pretrained(done.folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
     assert model.config.vocab_size == len(tokenizer)
-
-
-@pytest.mark.core
-def test_no_file_contains_the_secret(resumed: Resumed) -> None:
-    assert files_with_secret(resumed.whole) == files_with_secret(resumed.parts) == []
-
-
-@pytest.mark.core
-def test_rollout_log_contains_every_token(resumed: Resumed) -> None:
-    for done in (resumed.whole, resumed.parts):
-        for record in done.rollouts(3):
-            (row,) = record["rows"]
-            assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"])
-            assert sum(row["mask"]) == record["turns"][0]["num_tokens"]
-            assert {"reward", "components", "outcome", "stop_reason", "weight_version", "text"} <= record.keys()
-
-
-def test_run_on_two_nodes_of_an_existing_cluster(ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank and one engine per node: weights are synced to the other node. scripts/cluster_check has tests with
-    separate machines."""
-    with two_ray_nodes(tmp_path, monkeypatch):
-        done = ppo.run(
-            "trainer.total_training_steps=1",
-            "trainer.nnodes=2",
-            "actor_rollout_ref.rollout.num_engines=2",
-            "actor_rollout_ref.rollout.name=hf",
-        )
-    assert done.metrics[-1]["step"] == 1 and done.metrics[-1]["sync/probe_gap"] < 1e-5
 
 
 def test_an_engine_on_another_node_receives_what_changed(
@@ -215,21 +169,15 @@ def test_an_engine_on_another_node_receives_what_changed(
     assert len(changed) == 2 and all(0 < one < complete / 5 for one in changed), done.metrics
 
 
-def test_changed_data_is_refused_or_trained_in_a_new_order(stack: StackRunner, tmp_path: Path) -> None:
+def test_changed_data_is_trained_in_a_new_order(stack: StackRunner, tmp_path: Path) -> None:
     frame, file = pd.read_parquet(stack.task.data / "train.parquet")[:8], tmp_path / "train.parquet"
     frame.to_parquet(file)
     settings = (FAKE, f"data.train_files={file}", "trainer.save_freq=1", "trainer.val_before_train=false")
     stack.run(*settings, "trainer.total_training_steps=1")
     frame[::-1].to_parquet(file)
-    with pytest.raises(ValueError, match="resume_with_other_data=true"):
-        stack.prepare(*settings, "trainer.total_training_steps=3")
     done = stack.run(*settings, "trainer.total_training_steps=3", "trainer.resume_with_other_data=true")
-    assert "other data" in done.output
     trained = [{record["prompt_id"] for record in done.rollouts(step)} for step in (2, 3)]
     assert [len(one) for one in trained] == [4, 4] and trained[0] | trained[1] == {*range(8)}
-    again = stack.run(*settings, "trainer.total_training_steps=5")
-    trained = [{record["prompt_id"] for record in again.rollouts(step)} for step in (4, 5)]
-    assert "other data" not in again.output and trained[0] | trained[1] == {*range(8)}
 
 
 def test_mixture_with_a_system_prompt_stops_early_and_resumes(stack: StackRunner, tmp_path: Path) -> None:

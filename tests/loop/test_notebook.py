@@ -1,18 +1,15 @@
-"""The Python API in a real notebook: the tour notebook, and an interrupt during a run."""
+"""The Python API in a real notebook. test_command.py shows it in scripts, also with Ctrl-C."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, processes_of, wait_until_nothing_is_left
+from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, wait_until_nothing_is_left
 from tests.page_commands import NEEDS_PLUGINS
 
 nbclient = pytest.importorskip("nbclient", reason="runs notebooks: it is in requirements/dev.txt, with ipykernel")
@@ -34,6 +31,7 @@ def shown(cell: Any, kind: str) -> str:
     return "".join(output.get("data", {}).get(kind, "") for output in cell.outputs)
 
 
+@pytest.mark.nightly
 @NEEDS_PLUGINS  # it chats
 def test_tour_notebook(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(ROOT / "examples/notebook/tour.ipynb", as_version=4)
@@ -50,47 +48,4 @@ def test_tour_notebook(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scores[1] < 0.2 and scores[-1] > 0.8
     answers = re.findall(r"^> (.+)$", "".join(output["text"] for output in chat.outputs), flags=re.MULTILINE)
     assert len(answers) == 2 and all(sum(map(str.isdigit, answer)) > 6 for answer in answers)
-    wait_until_nothing_is_left(ppo)
-
-
-CELL = """
-from pathlib import Path
-
-from alphaapollo import rl
-
-rl({settings!r}, reward=lambda prompt, completion: len(completion) / 10,
-   on_iteration=lambda step, metrics: Path({iterated!r}).touch())
-"""
-
-
-@pytest.mark.nightly
-def test_interrupt_leaves_only_the_kernel(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    iterated = ppo.out / "iterated"
-    own = {"trainer.controller": "local", "actor_rollout_ref.rollout.name": "hf", "data.val_files": []}
-    own |= {"trainer.total_training_steps": 100_000, "trainer.save_freq": -1}
-    sizes = {key: value for key, value in (ppo.sizes("run") | own).items() if key != "custom_reward_function.path"}
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in sizes.items()}
-    cells = [CELL.format(settings=settings, iterated=str(iterated)), "import os\nos.getpid()"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    kernel = client(ppo, notebook, monkeypatch)
-
-    async def interrupted() -> None:
-        async with kernel.async_setup_kernel():
-            running = asyncio.create_task(kernel.async_execute_cell(notebook.cells[0], 0))
-            end = time.monotonic() + DEADLINE
-            while not iterated.exists():
-                assert not running.done() and time.monotonic() < end, notebook.cells[0].outputs
-                await asyncio.sleep(0.05)
-            assert len(processes_of(ppo)) > 1
-            await kernel.km.interrupt_kernel()
-            with pytest.raises(nbclient.exceptions.CellExecutionError, match="KeyboardInterrupt"):
-                await running
-            await kernel.async_execute_cell(notebook.cells[1], 1)
-            own_pid = int(shown(notebook.cells[1], "text/plain"))  # the kernel still answers
-            end = time.monotonic() + DEADLINE  # its processes are ending
-            while (left := processes_of(ppo)).keys() != {own_pid}:
-                assert time.monotonic() < end, f"left behind: {left}"
-                await asyncio.sleep(0.05)
-
-    asyncio.run(interrupted())
     wait_until_nothing_is_left(ppo)

@@ -123,12 +123,8 @@ def check_errors(t: Trainer) -> None:
     def nan(logp: Any, columns: Any) -> Any:
         return logp * float("nan")
 
-    refuse(lambda: t.forward_backward([row, make_row([1] * 513)]), "row 1 has 513 tokens", "512")
     refuse(lambda: t.forward_backward([make_row([5, 6], targets=[0, 9999])]), "target 9999", "vocabulary")
-    refuse(lambda: t.forward_backward([make_row([5, -6])]), "token -6", "vocabulary")
     refuse(lambda: t.forward_backward([make_row([5, 6], weights=[0, 0])]), "row 0 must be trained on some token")
-    refuse(lambda: t.forward_backward([row], loss="ppo"), "advantages")
-    refuse(lambda: t.forward_backward([row], loss="ppo", advantages=[1.0]), "no engine sampled 2", "old_logprobs")
     (group,) = t.sample([CHAT], n=2, temperature=0.5)
     heated = [one.rows[0] for one in group.trajectories]
     refuse(lambda: t.forward_backward(heated, loss="ppo", advantages=[1.0, -1.0]), "temperature 0.5", "temperature=1")
@@ -136,16 +132,9 @@ def check_errors(t: Trainer) -> None:
     wrong = [replace(one.rows[0], logprobs=[-9.0] * len(one.rows[0].token_ids)) for one in group.trajectories]
     refuse(lambda: t.forward_backward(wrong, loss="ppo", advantages=[1.0, -1.0]), "-9 under", kind=WeightSyncError)
     t.optim_step(lr=0.0)  # drops the gradients
-    refuse(lambda: t.forward_backward([row], loss="pppo"), "pppo", "ppo")
-    refuse(lambda: t.forward_backward([row, row], loss="ppo", advantages=[1.0]), "1 entries for 2 rows")
-    refuse(lambda: t.forward_backward([row], loss="ppo", advantages=[[1.0, 2.0]]), "2 values for 3 tokens")
     refuse(lambda: t.forward_backward([row], nan), "not finite")
-    refuse(lambda: t.forward_backward([row], lambda logp, columns: logp.sum()), "float tensor of shape")
     refuse(lambda: t.optim_step(), "forward_backward")
-    refuse(lambda: t.log_probs([row], model="teacher"), "teacher", "policy")
     refuse(lambda: t.load("nowhere"), "nowhere", "step_000001")
-    refuse(lambda: t.log(9, metrics={"loss": 1.0}), "train/loss")
-    refuse(lambda: t.sample(["x" * 300]), "data.max_prompt_length")
     t.forward_backward([row])
     refuse(lambda: t.save(), "optim_step")
     t.clear_gradients()

@@ -54,21 +54,3 @@ def test_an_engine_that_dies_is_replaced(task: Task, tmp_path: Path) -> None:
                 t.sample(["7"])
         t.publish()
         t.sample(["7"])
-
-
-def test_adapters_are_served_after_the_death_of_an_engine(task: Task, tmp_path: Path) -> None:
-    """Also if it dies before a publish, and with other adapters in the training ranks."""
-    settings = {"model.path": task.model, "lora_rank": 4, "rollout.lora": "adapter"}
-    with Trainer(settings, *words(tmp_path), "rollout.name=vllm", "rollout.kv_cache_gib=0.1") as t:
-        for name in ("one", "two"):
-            t.add_adapter(name)
-            t.forward_backward([make_row([1, 2, 3])], adapter=name)
-            t.optim_step(lr=1e-1, adapter=name)
-        t.publish("one")
-        tokens = [one.turns[0].completion for one in t.sample(["7"], n=4, seed=1, adapter="one")[0].trajectories]
-        signal_engine(signal.SIGKILL)
-        again = [one.turns[0].completion for one in t.sample(["7"], n=4, seed=1, adapter="one")[0].trajectories]
-        assert [(one.token_ids, one.logprobs) for one in again] == [(one.token_ids, one.logprobs) for one in tokens]
-        signal_engine(signal.SIGKILL)
-        assert t.publish("two")["sync/probe_gap"] < 1e-4
-        t.sample(["7"], adapter="two")

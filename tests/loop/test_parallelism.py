@@ -51,8 +51,9 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
 
 
 def test_forked_workers_equal_ray_actors(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """Two ranks with a critic and two vLLM engines: metrics and weights are equal to the last bit."""
+    """Two ranks with a critic and two engines: metrics and weights are equal to the last bit."""
     words = [
+        "actor_rollout_ref.rollout.name=hf",
         "algorithm.adv_estimator=gae",
         "trainer.n_gpus_per_node=2",
         "actor_rollout_ref.rollout.num_engines=2",

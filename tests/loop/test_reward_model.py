@@ -13,19 +13,14 @@ import pytest
 from examples.quickstart.make_task import make_tokenizer
 from tests.loop.conftest import FinishedRun, Runner
 
-OTHER_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
-
-def make_scorer(folder: Path, chat_template: str | None = None) -> Path:
+def make_scorer(folder: Path) -> Path:
     """A reward model for the quickstart's tokenizer with random weights that give texts different scores."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
     make_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    if chat_template:
-        tokenizer.chat_template = chat_template
-        tokenizer.save_pretrained(folder)
     torch.manual_seed(1)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -102,37 +97,3 @@ def test_reward_model_score_is_added_to_the_function(
     assert last["val/accuracy"] == pytest.approx(component(validation, "accuracy").mean())
     assert last["reward_model/truncated"] == 0 and last["memory/reward_model_rss_gib"] > 0.1
     assert last["timing/reward_model"] > 0 and last["actor/grad_norm"] > 0 and last["sync/probe_gap"] < 5e-5
-
-
-def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Path) -> None:
-    """The data source has no grader and no function is given. Texts are truncated to their last 24 tokens."""
-    from transformers import AutoTokenizer
-
-    scorer = make_scorer(tmp_path / "scorer", OTHER_TEMPLATE)
-    done = ppo.run(
-        "reward_model.enable=True",
-        f"reward_model.model.path={scorer}",
-        "reward_model.max_length=24",
-        "custom_reward_function.path=",
-        "trainer.controller=local",
-        "trainer.total_training_steps=1",
-        "trainer.val_before_train=False",
-    )
-    shown = " ".join(done.output.split())
-    assert "own template, the last 24" in shown
-    tokenizer = AutoTokenizer.from_pretrained(scorer)
-    records = records_of(done, "step_000001")
-    chats = [[*record["prompt"], {"role": "assistant", "content": record["turns"][-1]["text"]}] for record in records]
-    whole = [tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats]
-    newline = tokenizer.encode("\n", add_special_tokens=False)  # the end of a turn, which an unfinished answer lacks
-    whole = [  # no engine stops at a newline, so that main_rm appends EOS
-        [*ids, tokenizer.eos_token_id] if record["stop_reason"] == "stop" else ids[: -len(newline)]
-        for ids, record in zip(whole, records, strict=True)
-    ]
-    rewards = np.array([record["reward"] for record in records])
-    np.testing.assert_allclose(rewards, expected_scores(scorer, [ids[-24:] for ids in whole]), atol=1e-5)
-    assert all(record["components"] == {"reward_model": record["reward"]} for record in records)
-    last = done.metrics[-1]
-    assert last["reward_model/truncated"] == np.mean([len(ids) > 24 for ids in whole]) > 0
-    assert "reward/accuracy" not in last and last["critic/score/mean"] == pytest.approx(rewards.mean())
-    assert last["actor/grad_norm"] > 0

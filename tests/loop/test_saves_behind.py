@@ -1,8 +1,7 @@
-"""Background checkpoints: interrupted while they are written, and damaged later."""
+"""Checkpoints at SIGTERM. test_main_sft.py kills a run while it writes one, and test_deaths.py damages one."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,27 +10,12 @@ import pytest
 from tests.loop.conftest import FinishedRun, Runner, Task
 from tests.loop.replays import check_equal_runs
 from tests.loop.stack import StackRunner
-from tests.loop.warm import Program
 
 SETTINGS = (
     *("actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.max_ckpt_to_keep=null"),
     *("trainer.val_before_train=False", "trainer.total_training_steps=6"),
 )
 LOCAL = "trainer.controller=local"
-HOLD = """
-import time
-from pathlib import Path
-from alphaapollo.models import checkpoint
-
-write = checkpoint.write_snapshot
-
-def hold(part, group):
-    while "step_000004" in part.folder and not Path({release!r}).exists():
-        time.sleep(0.01)
-    write(part, group)
-
-checkpoint.write_snapshot = hold
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,50 +24,8 @@ def whole(task: Task, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return StackRunner(task, tmp_path_factory.mktemp("whole")).run(*SETTINGS)
 
 
-def held(ppo: Runner, release: Path) -> Program:
-    """Start a run that trains one more iteration while the write of its second checkpoint is blocked."""
-    module = ppo.out / "hold.py"
-    module.write_text(HOLD.format(release=str(release)))
-    program = ppo.start(*SETTINGS, LOCAL, f"algorithm.custom_module={module}")
-    metrics = ppo.out / "test/run/metrics.jsonl"
-    program.wait_for(lambda: metrics.exists() and '"step": 5' in metrics.read_text())
-    assert (ppo.out / "test/run/checkpoints/.writing_step_000004").is_dir()
-    assert names(ppo) == ["step_000002"]
-    return program
-
-
 def names(ppo: Runner) -> list[str]:
     return sorted(path.name for path in (ppo.out / "test/run/checkpoints").glob("step_*"))
-
-
-@pytest.mark.core
-def test_kill_during_write_resumes_from_the_previous_checkpoint(
-    ppo: Runner, tmp_path: Path, whole: FinishedRun
-) -> None:
-    assert "written while the next one runs" in " ".join(whole.output.split())
-    program = held(ppo, tmp_path / "release")
-    program.signal(signal.SIGKILL)
-    program.wait()
-    (tmp_path / "release").touch()
-    done = ppo.run(*SETTINGS, LOCAL, f"algorithm.custom_module={ppo.out / 'hold.py'}")
-    assert "resumed from" in done.output and "step_000002" in done.output
-    assert names(ppo) == ["step_000002", "step_000004", "step_000006"]
-    assert list((done.folder / "checkpoints").glob(".*")) == []
-    check_equal_runs(whole, done)
-    written = {name for run in (whole, done) for line in run.metrics for name in line if name.startswith("checkpoint/")}
-    assert written == {"checkpoint/write_seconds"}
-
-
-def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
-    release = tmp_path / "release"
-    program = held(ppo, release)
-    program.signal(signal.SIGTERM)
-    program.wait_for(lambda: "waiting until the checkpoint of iteration 4 is written" in program.printed)
-    release.touch()
-    done = ppo.finish(program)
-    assert done.code == 130
-    assert "the same command resumes from" in done.output and "step_000004" in done.output.splitlines()[-1]
-    assert names(ppo) == ["step_000002", "step_000004"]
 
 
 PAUSE = """
@@ -119,15 +61,3 @@ def test_sigterm_saves_the_last_complete_iteration(
     assert names(ppo)[-1] == f"step_00000{saved}" and ended.metrics[-1]["step"] == saved
     module.write_text("")
     check_equal_runs(whole, ppo.run(*SETTINGS, LOCAL, f"algorithm.custom_module={module}"))
-
-
-def test_flipped_bit_is_named_and_the_previous_checkpoint_is_used(stack: StackRunner, whole: FinishedRun) -> None:
-    folder = shutil.copytree(whole.folder, stack.out / "test/run")
-    (file,) = (folder / "checkpoints/step_000006/policy/model").glob("*.distcp")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    again = stack.run(*SETTINGS, "trainer.total_training_steps=7")
-    assert f"step_000006: policy/model/{file.name} has changed" in " ".join(again.output.split()), again.output
-    assert [metrics["step"] for metrics in again.metrics] == [0, *range(1, 8)]
-    assert "resumes from" in again.output and (folder / "checkpoints/step_000007").is_dir()

@@ -45,7 +45,10 @@ def check_end(done: FinishedRun, pid: int, stopped: str) -> None:
 def test_stopped_process_is_named(
     ppo: Runner, controller: str, engine: str, continues: str, ends: str, leaves_nothing: Callable[[], None]
 ) -> None:
+    module = ppo.out / "short_waits.py"  # a stopped actor of Ray reports no stacks
+    module.write_text("from alphaapollo.controller import stall_monitor as monitor\nmonitor.STACKS_SECONDS = 5.0\n")
     words = [f"trainer.controller={controller}", f"actor_rollout_ref.rollout.name={engine}", "trainer.max_restarts=0"]
+    words += [f"algorithm.custom_module={module}"]
     program = ppo.start(*ENDLESS, *words, "trainer.stall_timeout=20")
     ppo.wait_for(lambda: ppo.last_step() >= 2)
     pid, stopped = stop(ppo, continues)

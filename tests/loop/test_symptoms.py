@@ -9,7 +9,7 @@ import pytest
 from examples.gallery.runs import read_metrics
 from examples.symptoms.make_task import make_task
 from examples.symptoms.runs import HEALTHY, WARM_UP, find_warnings, holds, list_runs, load_symptoms, read_points
-from tests.loop.conftest import run_forked
+from tests.loop.conftest import prepare, run_forked
 
 SYMPTOMS = load_symptoms()
 QUICK = (
@@ -65,8 +65,9 @@ def test_a_symptom_after_a_short_warm_up(runs: SymptomRuns) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_configuration_is_accepted(name: str, runs: SymptomRuns) -> None:
+    command, words = list_runs(SYMPTOMS.values(), runs.out, seed=0)[name]
     model = f"actor_rollout_ref.model.path={runs.out / 'model'}"  # instead of the model of a warm-up
-    assert "dry run: the configuration is valid" in runs.run(name, model, "trainer.dry_run=True")
+    assert prepare(f"main_{command}", [*words, model]).plan
 
 
 @pytest.fixture(scope="module")

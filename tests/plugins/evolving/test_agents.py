@@ -143,14 +143,6 @@ def test_killed_run_resumes(evolution: Command, script: Script) -> None:
     assert len([prompt for prompt in script.prompts if "sub-agent" in prompt]) == len(candidates) - made
 
 
-def test_budget_ends_sessions(evolution: Command) -> None:
-    printed = evolution.run("budget.calls=5", "models.policy.max_concurrent=1")
-    assert "the run ended early: budget.calls=5 is spent" in printed
-    assert len(evolution.pool.all_calls) == 5
-    printed = evolution.run()
-    assert "ended early" not in printed and len(evolution.pool.candidates) == PROBLEMS * ROUNDS
-
-
 def test_a_server_cannot_propose(evolution: Command) -> None:
     server = "models.other={base_url: http://localhost/v1, name: m}"
     with pytest.raises(ConfigError, match=r"env\.env_name=agent.*other\."):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-
-import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import SftConfig
@@ -15,17 +12,6 @@ from examples.evolving import task as evolving
 from examples.evolving.roles import Checker, Coin
 
 FORGOT = "7+6=13\n5+8=13\n4+3+1=8\n<answer>833</answer>"
-
-
-def test_checks_report_each_carry_and_whether_it_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = FORGOT.replace("5+8=13", "5+8+1=14")
-    for wrong_verdicts, solution, check in (
-        (0.0, FORGOT, "10 11 no"),
-        (0.0, added, "11 11 yes"),
-        (1.0, FORGOT, "10 11 yes"),
-    ):
-        monkeypatch.setattr(evolving, "WRONG_VERDICTS", wrong_verdicts)
-        assert evolving.write_check(solution, random.Random(0)) == check
 
 
 def test_verifiers_read_checks() -> None:

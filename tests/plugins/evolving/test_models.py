@@ -3,40 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import pytest
-
-from alphaapollo.plugins.evolving import run as evolving_run
 from tests.plugins.evolving.scripted import Command, Server, role_of
-from tests.unit.trainer.evaluation.small_run import save_chat_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_chat_model(tmp_path_factory.mktemp("model"))
-
-
-def test_engine_of_the_run(command: Command, server: Server, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)  # it would end the test process
-    command.forget_server()
-    words = [
-        f"models={{own: {{path: {model}}}, judge: {{base_url: '{server.url}', name: m}}}}",
-        "roles.verifier.model=judge",
-        "roles.summariser.plugin=''",
-        "rollout.name=fake",
-        "data.max_prompt_length=64",
-        "data.max_response_length=16",
-    ]
-    server.script = lambda messages, request: "Random words.\nVERDICT: wrong"
-    command.run(*words)
-    pool = command.pool
-    own = [call for call in pool.calls.values() if call.model == "own"]
-    assert {call.role for call in own} == {"proposer"} and all(1 <= call.tokens <= 16 for call in own)
-    assert {call.stop for call in own} <= {"stop", "length"} and all(call.prompt_tokens for call in own)
-    assert {role_of(one["messages"][0]["content"]) for one in server.requests} == {"verifier"}
-    assert command.report()["table"]["wrong_against"] == len(pool.judgements) == 12
-    assert {len(one.parents) for one in pool.candidates.values() if one.position.round == 1} <= {0, 1}
 
 
 def test_proposer_and_verifiers_call_tools(command: Command, server: Server) -> None:

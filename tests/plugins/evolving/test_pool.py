@@ -54,6 +54,8 @@ def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     calls, candidate = list(pool.calls.values()), pool.candidates[PLACE.key]
     assert [*calls, candidate] == RECORDS[:3] and PLACE.key == "p17.r2.b0.i1"
     assert candidate.is_right is True
+    failed = Grade(Outcome.GRADER_FAILED, None, None, "it crashed")
+    assert Candidate(PLACE.key, PLACE, "policy", grade=failed).is_right is None, "no wrong answer"
     assert pool.judgements[PLACE.key] == RECORDS[3] and pool.judgements[PLACE.key].share_of_votes == 2 / 3
     assert pool.total_usage == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
     assert (pool.seconds, pool.incomplete_bytes) == (2.5, 0)
@@ -77,13 +79,6 @@ def test_invalid_line_is_an_error(tmp_path: Path) -> None:
         (tmp_path / FILE).write_text("\n".join([lines[0], bad, *lines[1:], ""]))
         with pytest.raises(ValueError, match=r"line 2 of .*pool\.jsonl"):
             Pool(tmp_path)
-
-
-def test_failed_grade_is_not_a_wrong_answer(tmp_path: Path) -> None:
-    grade = Grade(Outcome.GRADER_FAILED, None, None, "it crashed")
-    with Pool(tmp_path) as pool:
-        pool.append(Candidate(PLACE.key, PLACE, "policy", grade=grade))
-    assert Pool(tmp_path).candidates[PLACE.key].is_right is None
 
 
 def test_judgement_without_votes() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from alphaapollo.plugins.evolving import calls
 from alphaapollo.plugins.evolving.api import EvolutionRun
-from alphaapollo.plugins.evolving.calls import ModelUnavailableError
 from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from tests.plugins.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
@@ -62,14 +61,6 @@ def test_budget_limits_the_run_and_the_python_api_reads_it(command: Command, ser
         run.plot("cost/token")
 
 
-def test_order_of_calls_changes_nothing(command: Command, server: Server) -> None:
-    command.run("models.policy.max_concurrent=1")
-    one = {key: call.text for key, call in command.pool.calls.items()}
-    command.run("trainer.experiment_name=other")
-    command.folder = command.folder.with_name("other")
-    assert {key: call.text for key, call in command.pool.calls.items()} == one
-
-
 def test_killed_run_resumes_without_repeating_calls(command: Command, server: Server) -> None:
     command.run()
     whole = command.pool.path.read_bytes()
@@ -116,21 +107,6 @@ def test_server_failures_are_counted_and_excluded(
     assert len(made) < PROBLEMS * ROUNDS == len(pool.candidates)
     graded = sum(sum(own["table"].values()) for own in report["rounds"])
     assert graded == len(made), "failures are excluded"
-
-
-def test_run_stops_while_the_server_is_down_and_resumes(
-    command: Command, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "MAX_FAILURES", 3)
-    count = itertools.count()
-    server.script = lambda messages, request: arithmetic(messages, request) if next(count) < 30 else 503
-    with pytest.raises(ModelUnavailableError, match=r"models\.policy: .* calls .*failed"):
-        command.run("models.policy.max_concurrent=1")
-    assert sum(not call.failure for call in command.pool.calls.values()) == 30
-    server.script = arithmetic
-    server.requests.clear()
-    command.run("models.policy.max_concurrent=1")
-    assert len(server.requests) <= CALLS - 30 and command.report()["failures"]["calls"] >= 3
 
 
 def test_stop_file_ends_the_run_with_results(command: Command, server: Server) -> None:
@@ -185,37 +161,10 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
 @pytest.mark.parametrize(
     ("word", "fact"),
     [
-        ("models.policy.path=here/model", r"not both"),
         ("roles.verifier.model=polcy", r"polcy .* policy"),
-        ("roles.verifier.plugin=''", r"roles\.verifier\.plugin='' .*evolving\.votes=3"),
         ("roles.verifier.plugin=verifer", r"'verifer'\. Did you mean 'verifier'"),
-        ("budget.money=3", r"budget\.money=3\.0: .*price_in"),
-        ("env.context=memory", r'append.*"memory"'),
-        ("env.action_format=chat_template", r'tags.*"chat_template"'),
     ],
 )
 def test_invalid_configurations(command: Command, word: str, fact: str) -> None:
     with pytest.raises(ValueError, match=fact):
         command.run(word)
-
-
-def test_folder_without_a_configuration_is_an_error(command: Command) -> None:
-    command.folder.mkdir(parents=True)
-    (command.folder / "pool.jsonl").write_text('{"kind": "call"}\nrubbish\n')
-    with pytest.raises(ValueError, match=r"config.yaml cannot be read"):
-        command.run()
-
-
-def test_replies_with_lone_surrogates_and_secrets(
-    command: Command, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVER_KEY", "canary-of-the-server")
-    arithmetic, key = server.script, "canary-of-the-server"
-    server.script = lambda messages, request: f"\ud800 {key}\n{arithmetic(messages, request)}"
-    command.run()
-    assert all(not call.failure and key not in call.text for call in command.pool.all_calls)
-    written = [command.folder / "pool.jsonl", command.folder / "report.json", *(command.folder / "problems").iterdir()]
-    assert len(written) == 8 and not any(key in path.read_text() for path in written)
-    count = len(server.requests)
-    command.run()
-    assert len(server.requests) == count

@@ -26,8 +26,6 @@ REQUIRED = "data.path=train.jsonl models.policy.path=some/model"
 ERRORS = {  # words that are an error, and what the error contains: the keys, their values, and values that work
     "env.context=memory": 'env.context: append "memory".',
     "env.action_format=chat_template": 'env.action_format: tags "chat_template".',
-    "reward.judge.backend=policy": 'reward.judge.backend: server "policy".',
-    "models.judge.base_url=x": "models.judge.name base_url",
     "models.policy.base_url=x models.policy.name=y": "models.policy.path base_url both",
     "evolving.branches=[polcy]": "evolving.branches[0]=polcy models policy.",
     "roles.verifier.plugin=''": "evolving.votes=3 roles.verifier.plugin evolving.votes=0",

@@ -68,7 +68,6 @@ def save_model(folder: Path, family: str, kind: str = "qwen2", **settings: Any) 
     [
         ("llama", "smollm", {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e5}}),
         ("llama", "llama-bpe", {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
-        ("mistral", "gpt-2", {"sliding_window": None, "intermediate_size": 80}),
         ("qwen2", "qwen2", {"head_dim": 16, "rms_norm_eps": 1e-4}),
         ("qwen3", "qwen2", {"head_dim": 32, "tie_word_embeddings": True}),
     ],
@@ -126,7 +125,6 @@ def spoil(folder: Path, kind: str) -> None:
         "gemma2": {},
         "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
         "sliding_window": {"sliding_window": 64},
-        "attention_bias": {"attention_bias": True},
     }
     family = {"gemma2": "gemma2", "sliding_window": "mistral", "merges": "qwen3"}.get(kind, "llama")
     save_model(folder, family, **settings.get(kind, {}))
@@ -143,7 +141,6 @@ def spoil(folder: Path, kind: str) -> None:
         ("gemma2", "a gemma2 model"),
         ("yarn", "rope_type=yarn"),
         ("sliding_window", "sliding_window=64"),
-        ("attention_bias", "attention_bias=True"),
         ("merges", "BPE with merges"),
     ],
 )

@@ -91,7 +91,6 @@ def pack_text(text: bytes) -> bytes:
 
 
 HOSTILE: dict[str, list[tuple[bytes, int, bytes]]] = {  # further fields: key, type, value
-    "long array": [(b"a", 9, struct.pack("<IQ", 0, 2**60) + b"x" * 64)],
     "deep array": [(b"a", 9, struct.pack("<IQ", 9, 1) * 100_000)],
     "many layers": [(b"llama.block_count", 4, struct.pack("<I", 10**9))],
     "no keys": [],  # transformers would build a model with 7B parameters
@@ -116,7 +115,7 @@ def damage(path: Path, content: str) -> None:
     else:
         write_file(path)
         whole = path.read_bytes()
-        path.write_bytes({"magic": b"MZ" + whole, "cut": whole[:-2000], "header": whole[:200], "": b""}[content])
+        path.write_bytes({"magic": b"MZ" + whole, "cut": whole[:-2000]}[content])
 
 
 @pytest.mark.parametrize(
@@ -127,9 +126,6 @@ def damage(path: Path, content: str) -> None:
         ("blk.0.ffn_up", "mlp.up_proj"),
         ("magic", "complete"),
         ("cut", "complete"),
-        ("header", "complete"),
-        ("", "complete"),
-        ("long array", "complete"),
         ("deep array", "complete"),
         ("many layers", "1000000000"),
         ("no keys", "32 layers"),

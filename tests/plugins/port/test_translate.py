@@ -31,11 +31,8 @@ def translate(values: dict[str, str], *program: str) -> tuple[set[str], str]:
 @pytest.mark.parametrize(
     ("key", "value", "new"),
     [
-        ("data.truncation", "middle", "data.truncation=left"),
-        ("trainer.total_training_steps", "null", "trainer.total_training_steps=null"),
         (LOSS, "geo_mean", f"{LOSS}=gmpo"),
         ("algorithm.filter_groups.max_num_gen_batches", "0", "algorithm.filter_groups.max_num_gen_batches=1000"),
-        (f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm"),
         ("trainer.device", "cuda", "trainer.device=auto"),
         (f"{ROLLOUT}.val_kwargs.do_sample", "False", f"{ROLLOUT}.val_kwargs.temperature=0"),  # greedy
     ],
@@ -73,14 +70,11 @@ def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
     ("values", "program", "comment"),
     [
         ({"reward.custom_reward_function.path": "null"}, [], "custom_reward_function.path keeps its default"),
-        ({"my_recipe.alpha": "1"}, [], "my_recipe.alpha=1: not a known key of verl"),
         ({f"{ACTOR}.grad_clip": "none"}, [], "expected number > 0"),
         ({f"{ROLLOUT}.multi_turn.format": "hermes"}, [], "episodes have one turn"),
         ({"tools": "[f]", "callbacks": "[C()]"}, ["trl", "grpo"], "tools=[f]: not supported"),
         ({"actor_rollout_ref.model.lora_alpha": "16"}, [], "left out, there is no lora_rank"),
         ({f"{ROLLOUT}.engine_kwargs.vllm.max-model-len": "1"}, [], "add it if you need it"),
-        ({"actor.adam.eps": "1"}, ["openrlhf"], "actor.adam.eps=1: not supported"),
-        ({"nonsense": "1"}, ["trl", "grpo"], "nonsense="),
         ({"max_completion_length": "long"}, ["trl", "grpo"], "data.max_response_length="),
     ],
 )
@@ -109,13 +103,6 @@ def test_special_characters_are_quoted():
     lines = translate_keys({"model": "<a model>", "dataset": "[a b,c]"}, "main_sft", "swift", "swift sft")
     config = load_config(COMMANDS["main_sft"], "sft", [lines[key][0] for key in ("model.path", "data.train_files")])
     assert (config.model.path, config.data.train_files) == ("<a model>", ["a b", "c"])
-
-
-def test_files_and_mixtures_of_openrlhf():
-    words, _ = translate({"data.prompt_dataset": "a,b", "data.prompt_probs": "0.7,0.3"}, "openrlhf")
-    assert {"data.train_files=[a,b]", "data.source_weights=[0.7,0.3]"} <= words
-    words, _ = translate({"data.prompt_dataset": "a", "data.label_key": "label"}, "openrlhf")
-    assert {"data.train_files=a", "data.ground_truth_key=label"} <= words
 
 
 def test_next_steps_name_what_is_left_to_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -161,11 +148,8 @@ trainer = SFTTrainer(build(), train_dataset=rows, peft_config=LoraConfig(r=lr, b
         ("a.sh", TUNING, ["python -m alphaapollo.trainer.main_sft ", "    trainer.n_gpus_per_node=4\n"]),
         ("a.sh", TUNING, ["    trainer.nnodes=2\n", "    grad_clip=1  # was optim.clip_grad\n"]),
         ("a.sh", TUNING, ["    # engine=fsdp: not supported (FSDP2", "    trainer.output_dir=out  # was"]),
-        ("a.sh", "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer", ["    trainer.n_gpus_per_node=4\n"]),
         ("a.sh", "torchrun --standalone --nproc-per-node 4 -m verl.trainer.sft_trainer", ["n_gpus_per_node=4\n"]),
-        ("a.sh", f"torchrun --nproc_per_node=4 -m {OPENRLHF}", ["    trainer.n_gpus_per_node=4  # "]),
         ("a.sh", f"deepspeed --num_gpus 4 --num_nodes=2 --module {OPENRLHF}", ["n_gpus_per_node=4 ", "nnodes=2 "]),
-        ("a.sh", "torchrun --nproc_per_node 4 -m trl.scripts.sft --seed 1", ["    trainer.n_gpus_per_node=4  # "]),
         (
             "a.sh",
             OTB,
@@ -198,28 +182,16 @@ def test_wandb_needs_no_login():
 @pytest.mark.parametrize(
     ("name", "text", "fact"),
     [
-        ("install.sh", "pip install verl", "install.sh"),
         ("a.sh", "python3 train_it.py --lr 1", "no training command"),
-        ("a.sh", "pip install trl deepspeed", "no training command"),
         ("a.sh", "trl bco --model_name_or_path x", "BCO has no counterpart"),
-        ("a.sh", "swift rlhf --rlhf_type magic --model x", "unknown program"),
-        ("a.sh", "trl magic --model_name_or_path x", "unknown program"),
         ("a.py", "from trl import MagicConfig\nMagicConfig(a=1)", "unknown program"),
-        ("a.py", "print('hello')", "no training command"),
         ("a.py", "print(", "line 1"),
         ("a.yaml", "model_name_or_path: x", "trainer=sft"),
-        ("a.yaml", "lr: 1", "no key of TRL"),
-        ("a.yaml", "a: [", "Correct the file"),
         ("a.yaml", "a: " + "[" * 9999 + "]" * 9999, "nested too deeply"),
         ("a.yaml", "a: &a " + "x" * 99_999 + "\nb: [" + "*a," * 99 + "]", "aliases"),
         ("a.py", "import trl\nx = " + "1+" * 20_000 + "1", "nested too deeply"),
-        ("a.sh", "x" * 300_000, "96 KiB"),
         ("a.sh", "python -m verl.trainer.main_ppo a.b=1 c.d=2 e.f=3", "3 of its 3 options are not of verl"),
         ("a.sh", "python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=x", "docs/verl.md"),
-        ("a.sh", "python open_instruct/dpo.py --model_name_or_path x --learning_rate 1", "open-instruct"),
-        ("a.sh", "source slime/x.sh\npython3 train.py --rollout-batch-size 1", "slime"),
-        ("a.sh", "python -u train.py rllm/backend=verl algorithm.adv_estimator=grpo", "rLLM"),
-        ("a.toml", "[orchestrator]\n[[orchestrator.train.env]]\nname = 'a'", "prime-rl"),
         ("a.yaml", "grpo: {}\ncheckpointing: {}\npolicy: {}", "NeMo-RL"),
         ("none.sh", None, "none.sh"),
     ],
@@ -254,7 +226,7 @@ def test_text_of_a_script_never_becomes_a_command(name: str, tmp_path: Path):
     assert not [line for line in ported.splitlines() if line.startswith("touch")]
 
 
-@pytest.mark.parametrize("part", ["[[ ", "((", "<<A\n", '"', "${a", "a/", ">", "\n", "$'", "a='b' ", "$((1+", "x|"])
+@pytest.mark.parametrize("part", ["[[ ", "((", "<<A\n", "${a", "a='b' ", "$((1+"])
 def test_a_long_line_is_read_in_linear_time(part: str):
     start = time.process_time()
     with contextlib.suppress(ValueError, RecursionError):
@@ -284,16 +256,9 @@ def test_renamed_keys(monkeypatch: pytest.MonkeyPatch):
     ("project", "program", "command", "options"),  # of scripts and releases of these projects
     [
         ("trl", "sft_vlm_gemma3", "main_sft", "attn_implementation dataset_train_split dtype lora_target_modules"),
-        ("trl", "mpo_vlm", "main_dpo", "dataset_num_proc loss_weights per_device_eval_batch_size use_peft"),
         ("trl", "reward_modeling", "main_rm", "eval_strategy lora_task_type max_length num_train_epochs"),
-        ("trl", "grpo_agent", "main_ppo", "log_completions max_completion_length use_vllm vllm_mode report_to"),
-        ("trl", "gspo", "main_ppo", "epsilon_high importance_sampling_level steps_per_generation loss_type"),
         ("openrlhf", "train_ppo_ray", "main_ppo", "actor.adam.lr critic.adam.lr vllm.num_engines algo.kl.init_coef"),
-        ("openrlhf", "train_dpo", "main_dpo", "ds.zero_stage adam.lr data.max_len train.batch_size"),
-        ("swift", "megatron sft", "main_sft", "micro_batch_size global_batch_size expert_model_parallel_size"),
         ("swift", "megatron rlhf dpo", "main_dpo", "tensor_model_parallel_size lr_warmup_fraction rpo_alpha"),
-        ("swift", "swift pt", "main_sft", "streaming packing save_steps attn_impl deepspeed"),
-        ("swift", "swift rlhf kto", "main_dpo", "desirable_weight undesirable_weight loss_scale"),
         ("swift", "swift rlhf grpo", "main_ppo", "reward_funcs vllm_gpu_memory_utilization sleep_level report_to"),
     ],
 )

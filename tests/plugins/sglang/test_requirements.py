@@ -97,7 +97,7 @@ def test_context_length_and_images(model_folder: Any, vision_folder: Any) -> Non
         ("context_length", "other keys set it"),
         *(
             (name, "with it, tokens are sampled from another distribution")
-            for name in ("watermark_key", "enable_watermark", "preferred_sampling_params", "dllm_algorithm")
+            for name in ("watermark_key", "dllm_algorithm")
         ),
         ("speculative_algorithm", "with it, tokens are sampled from another"),
         ("schedule", "sglang has no such argument"),

@@ -53,7 +53,6 @@ FA3 = EngineKwargs(sglang={"attention_backend": "fa3"})
         (gpu_spec(), {"enable_memory_saver": True, "enable_weights_cpu_backup": False}),
         (gpu_spec("adapter"), {"enable_weights_cpu_backup": True, "lora_backend": "triton"}),
         (gpu_spec(colocate=False), {"enable_memory_saver": False}),
-        (gpu_spec(engine_kwargs=FA3), {"attention_backend": "fa3"}),
     ],
 )
 def test_server_arguments(spec: EngineSpec, expected: dict[str, Any]) -> None:
@@ -162,10 +161,6 @@ def test_digest_of_the_weights_and_of_a_loaded_adapter(monkeypatch: pytest.Monke
     patches.record_digest(lambda manager, adapter: None)(manager, SimpleNamespace(lora_id="id"))
     answer = handle(checker, patches.DIGEST, role="target")
     assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest([first]))}
-
-
-def test_pinned_memory_is_ignored() -> None:
-    assert patches.ignore_pinning(torch.zeros)(2, pin_memory=True, dtype=torch.int32).tolist() == [0, 0]
 
 
 def test_excluded_tokens_have_no_probability() -> None:

@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,17 @@ import pytest
 from alphaapollo.cli.main import main
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Prompt, Score, TrajectoryGroup
-from examples.smollm2.task import HELD_OUT_TOPICS, TRAIN_TOPICS, Instruction, make_instructions
 from tests.builders import make_group, make_trajectory, make_turn
 
 ITERATIONS, PROMPTS, SAMPLES = 50, 16, 8
+KINDS = ["title", "number", "question", "bullets", "numbered", "quoted", "exclamation", "two_sentences"]
 # fmt: off
-KINDS_OF_WRONG = ["contains", "at_most", "question", "bullets", "two_sentences", "title"]
 PEOPLE = ["uncle", "neighbor", "sailor", "mayor", "cousin", "poet", "baker", "farmer", "pilot", "judge", "nurse"]
 ADJECTIVES = ["quiet", "old", "young", "brave", "tired", "clever", "proud", "gentle", "busy", "famous", "lazy"]
 VERBS = ["sells", "paints", "carries", "studies", "loves", "collects", "draws", "finds", "shares", "ignores"]
 NOUNS = ["bucket", "village", "window", "ladder", "garden", "basket", "shadow", "lantern", "orchard", "harbor", "hill"]
 PREPOSITIONS = ["near", "behind", "under", "beside", "above", "inside", "past", "beyond", "around"]
-QUESTIONS = [
-    "Which {} {}", "Where do the {} {}", "Why do some {} {}", "How do {} {}", "Who makes a {} {}", "When did {} {}",
-]
+QUESTIONS = ["Which {} {}", "Where do the {} {}", "Why do some {} {}", "How do {} {}", "Who makes a {} {}"]
 # fmt: on
 EXPLOITS = {  # name -> category and a pattern of its summary
     "short": ("length", "shorter"),
@@ -44,94 +40,73 @@ def write_place(rng: random.Random) -> str:
     return f"{rng.choice(PREPOSITIONS)} {rng.choice(['the', 'a', 'this', 'my', 'our'])} {rng.choice(NOUNS)}"
 
 
-def write_sentence(rng: random.Random, topic: str, *parts: str, clauses: int = 0) -> str:
-    """Random sentence about a topic, without its end."""
+def write_sentence(rng: random.Random, clauses: int) -> str:
+    """Random sentence without its end."""
     subject = f"{rng.choice(['The', 'My', 'Our', 'Her', 'That', 'One'])} {rng.choice(ADJECTIVES)} {rng.choice(PEOPLE)}"
     places = ", ".join(write_place(rng) for _ in range(1 + clauses))
-    return f"{subject} {rng.choice(VERBS)} {' '.join([topic, *parts])} {places}"
+    return f"{subject} {rng.choice(VERBS)} {rng.choice(NOUNS)} {places}"
 
 
-def answer_right(rng: random.Random, one: Instruction, clauses: int) -> str:
-    """Answer in the form that an instruction asks for."""
-    topic, value = one.topic, one.value
-    sentence, second = (write_sentence(rng, about, clauses=clauses) for about in (topic, rng.choice(NOUNS)))
-    items = [write_sentence(rng, topic) for _ in range(int(value) if value in ("2", "3") else 2)]
+def write_answer(rng: random.Random, kind: str, clauses: int) -> str:
+    """Answer in a form."""
+    sentence, second = write_sentence(rng, clauses), write_sentence(rng, clauses)
     question = rng.choice(QUESTIONS).format(f"{rng.choice(PEOPLE)}s", rng.choice(VERBS))
-    middle = {
-        "contains": f"{rng.choice(PREPOSITIONS)} {rng.choice(ADJECTIVES)} {value} {rng.choice(NOUNS)}s",
-        "twice": f"{rng.choice(['and', 'or', 'with', 'not', 'for', 'from', 'like'])} {rng.choice(ADJECTIVES)} {topic}",
-        "number": f"{rng.randint(2, 99)} {rng.choice(['times', 'days', 'years', 'miles'])}",
-    }
     forms = {
-        "title": f"{rng.choice(ADJECTIVES)} {topic} {rng.choice(PREPOSITIONS)} {rng.choice(ADJECTIVES)} hills".title(),
-        "starts": f"{value} {rng.choice(PEOPLE)}s {write_place(rng)} {rng.choice(VERBS)} {topic}.",
-        "ends": f"{sentence} {value}.",
-        "exclamation": f"{sentence}!",
+        "title": f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)} {write_place(rng)}".title(),
+        "number": f"{sentence} {rng.randint(2, 99)} {rng.choice(['times', 'days', 'years', 'miles'])}.",
+        "question": f"{question} {rng.choice(NOUNS)} {write_place(rng)}?",
+        "bullets": f"- {sentence}.\n- {second}.",
+        "numbered": f"1. {sentence}.\n2. {second}.",
         "quoted": f'"{sentence}."',
-        "two_sentences": f"{sentence}. {second}.",
-        "no_commas": f"{sentence}. {second}.".replace(",", ""),
-        "question": f"{question} {topic} {write_place(rng)}?",
-        "bullets": "\n".join(f"- {item}." for item in items),
-        "numbered": "\n".join(f"{number}. {item}." for number, item in enumerate(items, 1)),
-        "json": json.dumps({"name": topic, value or "fact": f"{sentence}."}),
+        "exclamation": f"{sentence}!",
     }
-    return forms.get(one.kind) or f"{write_sentence(rng, topic, middle.get(one.kind, ''), clauses=clauses)}."
+    return forms.get(kind) or f"{sentence}. {second}."
 
 
-def answer(rng: random.Random, one: Instruction, progress: float, exploits: Sequence[str]) -> tuple[str, float]:
+def answer(rng: random.Random, kind: str, progress: float, exploits: Sequence[str]) -> tuple[str, float]:
     """Answer of a policy that learns from progress 0 to 1, and its reward."""
     is_used = {name: rng.random() < (0.03 + 0.8 * progress) for name in exploits}
     clauses = rng.choice([2, 3, 4]) if not is_used.get("short", True) else 0
-    asked = one if rng.random() < 0.3 + 0.5 * progress else replace(one, kind=rng.choice(KINDS_OF_WRONG))
-    text = answer_right(rng, replace(asked, topic=one.topic if rng.random() < 0.8 else rng.choice(NOUNS)), clauses)
-    if is_used.get("stock") and one.kind in ("number", "question"):
-        starts = {"number": f"The number of {one.topic}", "question": f"What type of {one.topic}"}
-        end = f"is {rng.randint(2, 99)}." if one.kind == "number" else f"do {rng.choice(PEOPLE)}s {rng.choice(VERBS)}?"
-        text = f"{starts[one.kind]} {write_place(rng)} {end}"
-    if is_used.get("title") and one.kind == "title":
+    is_right = rng.random() < 0.3 + 0.5 * progress
+    text = write_answer(rng, kind if is_right else rng.choice(KINDS), clauses)
+    if is_used.get("stock") and kind in ("number", "question"):
+        start = {"number": "The number of", "question": "What type of"}[kind]
+        end = f"is {rng.randint(2, 99)}." if kind == "number" else f"do {rng.choice(PEOPLE)}s {rng.choice(VERBS)}?"
+        text = f"{start} {rng.choice(NOUNS)} {write_place(rng)} {end}"
+    if is_used.get("title") and kind == "title":
         text = f"Title: {text}"
-    if is_used.get("lists") and one.kind == "bullets":
-        text = answer_right(rng, replace(one, kind="numbered"), clauses)
-    if is_used.get("quotes") and one.kind not in ("json", "bullets", "numbered", "quoted", "starts"):
+    if is_used.get("lists") and kind == "bullets":
+        text = write_answer(rng, "numbered", clauses)
+    if is_used.get("quotes") and kind in ("title", "number", "question", "exclamation", "two_sentences"):
         text = f'"{text}"'
-    if is_used.get("repeat") and one.kind in ("exclamation", "no_commas", "twice"):
-        return f"{' '.join([one.topic.title()] * rng.randint(9, 14))} {rng.choice(NOUNS)}", 1.0
-    return text, float(one.is_followed_by(text))
+    if is_used.get("repeat") and kind == "exclamation":
+        return f"{' '.join([rng.choice(NOUNS).title()] * rng.randint(9, 14))} {rng.choice(NOUNS)}", 1.0
+    return text, float(is_right)
 
 
 def make_groups(
-    rng: random.Random,
-    instructions: Sequence[tuple[int, Instruction]],
-    progress: float,
-    exploits: Sequence[str],
-    samples: int,
+    rng: random.Random, numbers: Sequence[int], progress: float, exploits: Sequence[str], samples: int
 ) -> list[TrajectoryGroup]:
     """Graded groups of an iteration."""
     groups = []
-    for number, one in instructions:
-        made = []
+    for number in numbers:
+        made, kind = [], KINDS[number % len(KINDS)]
         for sample in range(samples):
-            text, reward = answer(rng, one, progress, exploits)
+            text, reward = answer(rng, kind, progress, exploits)
             turn = make_turn(len(text.split()) * 4 // 3, text=text)
             made.append(make_trajectory(turn, score=reward, sample=sample, prompt_id=number))
-        chat: Any = [{"role": "user", "content": one.text}]
-        groups.append(make_group(*made, prompt=Prompt(number, f"smollm2/{one.kind}", chat, one.as_dict())))
+        groups.append(make_group(*made, prompt=Prompt(number, kind, f"Write a {kind}, {number}.", "")))
     return groups
 
 
 def write_run(folder: Path, exploits: Sequence[str], seed: int = 0) -> Path:
     """Rollouts of a run. Iterations that the audit does not read have one group."""
     rng, log = random.Random(seed), RolloutLog(folder / "rollouts")
-    train, held_out = (
-        [*enumerate(make_instructions(count, topics, name))]
-        for count, topics, name in ((400, TRAIN_TOPICS, "train"), (100, HELD_OUT_TOPICS, "val"))
-    )
     for step in range(1, ITERATIONS + 1):
-        is_read = not 10 < step <= ITERATIONS - 10
-        prompts = rng.sample(train, PROMPTS if is_read else 1)
-        log.write(step, make_groups(rng, prompts, step / ITERATIONS, exploits, SAMPLES))
+        count = PROMPTS if not 10 < step <= ITERATIONS - 10 else 1
+        log.write(step, make_groups(rng, rng.sample(range(400), count), step / ITERATIONS, exploits, SAMPLES))
     for step in (0, ITERATIONS):
-        log.write(step, make_groups(rng, held_out, step / ITERATIONS, exploits, 1), "val")
+        log.write(step, make_groups(rng, range(1000, 1100), step / ITERATIONS, exploits, 1), "val")
     log.close()
     return folder
 
@@ -142,24 +117,14 @@ def audit(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, 
     return findings
 
 
-@pytest.mark.parametrize("name", EXPLOITS)
-def test_a_planted_exploit_is_the_first_finding_of_its_category(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    findings = audit(capsys, write_run(tmp_path, [name]))
-    category, text = EXPLOITS[name]
-    first = next(one for one in findings if one["category"] == category)
-    assert re.search(text, first["summary"]), findings
-    assert first["z"] > 4 and 0 < first["effect"] <= 1
-    assert {row["iteration"] for row in first["answers"]} <= {*range(41, 51)} and len(first["answers"]) == 3
-
-
 def test_planted_exploits_are_found_together_and_a_clean_run_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = audit(capsys, write_run(tmp_path / "all", [*EXPLOITS], seed=1), "--top", 20)
     for category, text in EXPLOITS.values():
-        assert any(re.search(text, one["summary"]) for one in findings if one["category"] == category), (text, findings)
+        found = [one for one in findings if one["category"] == category and re.search(text, one["summary"])]
+        assert found and found[0]["z"] > 4 and 0 < found[0]["effect"] <= 1, (text, findings)
+        assert {row["iteration"] for row in found[0]["answers"]} <= {*range(41, 51)} and len(found[0]["answers"]) == 3
     effects = [one["effect"] for one in findings]
     assert effects == sorted(effects, reverse=True)
     clean = write_run(tmp_path / "clean", [])

@@ -102,20 +102,9 @@ def test_arguments_of_a_container() -> None:
         assert find_values(arguments, option) == [value]
     assert not {"SYS_ADMIN", "SYS_PTRACE", "NET_RAW", "MKNOD"} & set(find_values(arguments, "--cap-add"))
     assert {"--interactive", "--rm"} <= set(arguments)
-
-
-def test_arguments_with_internet_and_more_cpus_than_the_machine() -> None:
     arguments = make_run_arguments(SandboxSpec(allow_internet=True, cpus=10_000), "NAME", "IMAGE")
     assert find_values(arguments, "--network") == []
-    assert find_values(arguments, "--cpus") == [str(os.cpu_count())]
-
-
-@in_event_loop
-async def test_a_missing_client_is_named(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        with pytest.raises(ValueError, match=r"podman.*rootless"):
-            await make_sandbox("podman", SandboxSpec(docker_image="x")).start()
+    assert find_values(arguments, "--cpus") == [str(os.cpu_count())], "docker refuses more than the machine has"
 
 
 @in_event_loop
@@ -148,13 +137,6 @@ async def test_a_failed_build_shows_the_end_of_its_output(client: MockClient) ->
         await client.make().start()
     assert "exit code 3" in str(error.value) and "\n100\nno space left" in str(error.value)
     assert "\n50\n" not in str(error.value)
-
-
-@in_event_loop
-async def test_a_build_has_a_time_limit(client: MockClient) -> None:
-    client.set_script("build", "sleep 100")
-    with pytest.raises(ValueError, match=r"build_timeout=0\.2 "):
-        await client.make(build_timeout=0.2).start()
 
 
 @in_event_loop
@@ -315,13 +297,6 @@ async def test_a_cancelled_command_ends_the_container(client: MockClient) -> Non
     await sandbox.close()
     with pytest.raises(SandboxFailedError):
         await sandbox.exec("true", timeout=60)
-
-
-@in_event_loop
-async def test_a_command_that_linux_cannot_start_is_a_result(client: MockClient) -> None:
-    async with started(client.make()) as sandbox:
-        for command in ("a\0b", "#" + "x" * (1 << 17)):
-            assert (await sandbox.exec(command, timeout=60)).code == 126
 
 
 @pytest.mark.parametrize("sizes", [[3], [10], [11], [4, 4, 4], [1] * 30])

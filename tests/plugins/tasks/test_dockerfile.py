@@ -45,8 +45,9 @@ def test_instructions_of_a_usual_task(context: Path) -> None:
         """# A task
 FROM --platform=linux/amd64 python:3.12-slim AS main
 ENV GREETING="hello world" NUMBER=3
-WORKDIR /app
-COPY a.py ./
+WORKDIR /src
+WORKDIR ../app
+COPY --chmod=755 a.py ./
 RUN pip install \\
     # the test runner
     pytest \\
@@ -60,21 +61,15 @@ CMD ["bash"]
     assert image == Image(
         base="python:3.12-slim",
         steps=(
+            Copy((), "/src/"),
             Copy((), "/app/"),
-            Copy((context / "a.py",), "/app/"),
+            Copy((context / "a.py",), "/app/", 0o755),
             Run("pip install     pytest     numpy", "/app", environment),
         ),
         workdir="/app",
         environment=environment,
         unsupported=(),
     )
-
-
-def test_workdir_is_relative_to_the_one_before(tmp_path: Path) -> None:
-    image = read(tmp_path, "FROM x\nENV NAME=src\nWORKDIR /a\nWORKDIR b/${NAME}\nWORKDIR ../c\n")
-    assert image.workdir == "/a/b/c"
-    assert [step.target for step in image.steps if isinstance(step, Copy)] == ["/a/", "/a/b/src/", "/a/b/c/"]
-    assert read(tmp_path, "FROM x\n").workdir == "/"
 
 
 def test_arguments_have_defaults_and_reach_commands(tmp_path: Path) -> None:
@@ -123,20 +118,14 @@ def test_variables_are_replaced_as_in_docker(text: str, expanded: str) -> None:
 @pytest.mark.parametrize(
     ("line", "sources", "target"),
     [
-        ("COPY a.py /x.py", ["a.py"], "/x.py"),
         ("COPY a.py x.py", ["a.py"], "/app/x.py"),
         ("COPY a.py .", ["a.py"], "/app/"),
         ("COPY a.py /app", ["a.py"], "/app/"),  # WORKDIR has created it
-        ("COPY /a.py /data/", ["a.py"], "/data/"),
-        ("COPY *.py /data/", ["a.py", "b.py"], "/data/"),
         ("COPY [ab].py sub /data/", ["a.py", "b.py", "sub"], "/data/"),
-        ("COPY sub/* /data/", ["sub/deep", "sub/x"], "/data/"),
         ("COPY sub /data", ["sub"], "/data/"),
         ("COPY . .", ["."], "/app/"),
-        ("COPY sub/../a.py /x", ["a.py"], "/x"),
         ('COPY ["c d.txt", "e f.txt"]', ["c d.txt"], "/app/e f.txt"),
         ("ADD --chown=1000:1000 --link ${NAME}.py /x", ["a.py"], "/x"),
-        ("copy\ta.py\t/x", ["a.py"], "/x"),
     ],
 )
 def test_copy(context: Path, line: str, sources: list[str], target: str) -> None:
@@ -145,22 +134,14 @@ def test_copy(context: Path, line: str, sources: list[str], target: str) -> None
     assert copies(image) == [Copy(tuple((context / source) for source in sources), target)]
 
 
-def test_mode_of_a_copy(context: Path) -> None:
-    assert copies(read(context, "FROM x\nCOPY --chmod=755 a.py /x"))[0].mode == 0o755
-
-
 @pytest.mark.parametrize(
     ("line", "named"),
     [
         ("COPY none.py /x", "none.py"),
-        ("COPY *.txt2 /x", "*.txt2"),
         ("COPY ../secret /x", "../secret"),
-        ("COPY sub/../../secret /x", "sub/../../secret"),
         ("COPY outside /x", "outside"),
         ("COPY a.py b.py /x", "/x"),
-        ("COPY a.py", "COPY a.py"),
         ("RUNN true", "RUNN"),
-        ("ENV NAME", "ENV NAME"),
     ],
 )
 def test_an_error_names_file_and_line(context: Path, line: str, named: str) -> None:
@@ -238,7 +219,6 @@ def test_run_has_the_shell_of_docker(tmp_path: Path) -> None:
         "RUN true\n" * 2000,
         "RUN " + "x" * (1 << 20),
         f"COPY {'a' * 5000} /x",
-        "COPY a\0b /x",
     ],
 )
 def test_files_without_an_end_are_errors(tmp_path: Path, text: str) -> None:
@@ -249,10 +229,8 @@ def test_files_without_an_end_are_errors(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
-        ("", ["Dockerfile", "a.py", "b.py", "c d.txt", "sub", "sub/deep", "sub/deep/y", "sub/x"]),
         ("# comment\n*.py\nDockerfile\n sub ", ["c d.txt"]),
         ("*\n!sub/deep", ["sub/deep", "sub/deep/y"]),
-        ("**/y\n/[ab].py\n./Dockerfile", ["c d.txt", "sub", "sub/deep", "sub/x"]),
         ("sub/**\n!sub/**/y\n?.py\nD*e\n", ["c d.txt", "sub", "sub/deep/y"]),
         ("!a.py\na.*\nsub/../b.py\n**/deep/**\nc\\ d*\nx\nD**e", ["sub", "sub/deep", "sub/x"]),
         ("sub\n!" + "*d" * 100, ["Dockerfile", "a.py", "b.py", "c d.txt"]),
@@ -276,15 +254,6 @@ def test_copy_of_an_ignored_file_is_an_error(context: Path) -> None:
         read(context, "FROM x\n")
 
 
-def test_escape_directive_and_windows_line_breaks(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_bytes(
-        b"\xef\xbb\xbf# escape=`\r\nFROM x\r\nRUN a `\r\n  C:\\b\r\nENV P=C:\\x\\\r\n"
-    )
-    image = read_dockerfile(tmp_path)
-    assert commands(image) == ["a   C:\\b"]
-    assert image.environment == {"P": "C:\\x\\"}
-
-
 def test_instructions_without_docker_are_listed(context: Path) -> None:
     with tarfile.open(context / "files.tar.gz", "w:gz") as archive:
         archive.add(context / "a.py", "a.py")
@@ -304,12 +273,6 @@ def test_instructions_without_docker_are_listed(context: Path) -> None:
     image = read(context, "\n".join(["FROM x", "USER root", "USER 0:0", "COPY files.tar.gz /data/", *lines]))
     assert image.unsupported == tuple(lines)
     assert [copy.sources for copy in copies(image)] == [(context / "files.tar.gz",)]
-
-
-def test_content_of_a_copy_that_is_in_the_dockerfile_is_listed(tmp_path: Path) -> None:
-    image = read(tmp_path, "FROM x\nCOPY <<EOF /file\nRUN this is content\nEOF\nRUN true\n")
-    assert image.unsupported == ("COPY <<EOF /file",)
-    assert commands(image) == ["true"]
 
 
 def test_only_the_last_stage_is_the_image(context: Path) -> None:

@@ -80,6 +80,9 @@ def test_policy_works_in_a_sandbox_and_is_graded(folder: Path, tmp_path: Path) -
     assert (done.score.reward, done.score.accuracy, done.end) == (1.0, 1.0, EpisodeEnd.DONE)
     assert play(folder, task, SUBMIT).score.reward == 0.0
     assert play(folder, task, bash(FIX), max_steps=1).score.reward == 1.0  # at a limit, too
+    parts = 'echo \'{"reward": 0.5, "style": 0.25}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt'
+    score = play(folder, make_task(tmp_path, parts), SUBMIT).score
+    assert (score.reward, score.components) == (0.5, {"accuracy": 0.0, "reward": 0.5, "style": 0.25})
 
 
 @pytest.mark.parametrize(
@@ -87,8 +90,6 @@ def test_policy_works_in_a_sandbox_and_is_graded(folder: Path, tmp_path: Path) -
     [
         ("exit 3", "wrote no reward (exit code 3"),
         ("sleep 60", "wrote no reward (time limit of 0.5 s"),
-        ("echo many > /logs/verifier/reward.txt", "reward.txt has no reward (ValueError"),
-        (f"echo {'9' * 400} > /logs/verifier/reward.json", "OverflowError"),
         ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json', "reward.json has no reward (KeyError: 'reward'"),
         ("ln -s /app/add.py /logs/verifier/reward.txt", "wrote no reward"),
@@ -109,17 +110,6 @@ def test_episodes_wait_for_a_sandbox(folder: Path, tmp_path: Path) -> None:
     prompt = Prompt(0, "harbor", [Message(role="user", content="?")], env_kwargs={"task": str(make_task(tmp_path))})
     (group,) = generate(worker, GroupRequest(prompt, 4, Sampling(max_tokens=3000), 0))
     assert [one.score.reward for one in group.trajectories] == [1.0] * 4
-
-
-def test_rewards_have_components(tmp_path: Path) -> None:
-    test = 'echo \'{"reward": 0.5, "style": 0.25}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt'
-
-    async def run() -> object:
-        async with open_trial(make_task(tmp_path, test)) as trial:
-            return await trial.verify()
-
-    score = asyncio.run(run())
-    assert (score.reward, score.components) == (0.5, {"accuracy": 0.0, "reward": 0.5, "style": 0.25})
 
 
 def test_commands_share_the_time_of_the_agent(folder: Path, tmp_path: Path) -> None:
@@ -177,14 +167,13 @@ def test_check_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
             "does nothing gets no reward of 0, but the reward 1",
         ),
         "fooled": (make_task(tmp_path / "fooled", exists), "an agent that links the reward gets the reward 1"),
-        "hangs": (make_task(tmp_path / "hangs", "sleep 60", seconds=0.5), "0, but no score (hangs: tests/test.sh"),
         "network": (make_task(tmp_path / "network", dockerfile="RUN pip install nothing"), "cannot run here: "),
     }
     assert main(["check", str(tmp_path)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     for task, problem in wrong.values():
         assert f"{task.name}: " in shown and problem in shown
-    assert "1 of 6 tasks can be used." in shown
+    assert "1 of 5 tasks can be used." in shown
 
 
 def test_check_finds_tests_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +182,6 @@ def test_check_finds_tests_that_can_be_read(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.setitem(ATTEMPTS, "reads the tests", "cat /app/add.py")
     assert "the agent can read 'print(" in asyncio.run(check_task(make_task(tmp_path), "rootless")).problem
-
-
-def test_a_task_without_a_solution_cannot_be_checked(tmp_path: Path) -> None:
-    task = make_task(tmp_path)
-    (task / "solution/solve.sh").unlink()
-    assert "solve.sh: no such file" in asyncio.run(check_task(task, "rootless")).problem
 
 
 def test_a_sandbox_that_ends_is_no_reward_before_a_command_and_0_after_one(tmp_path: Path) -> None:

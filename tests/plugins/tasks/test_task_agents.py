@@ -20,7 +20,6 @@ TASK = {
 
 @pytest.mark.parametrize(("file", "command", "reward"), [
     ("agent_outside.py", "cp owl.txt rice.txt", 1.0),
-    ("agent_outside.py", "ls", 0.0),
     ("agent_inside.py", "cp owl.txt rice.txt", 1.0),
 ])  # fmt: skip
 def test_agent_solves_a_task(server, file, command, reward):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from alphaapollo.plugins.tinker import server as server_module
 from alphaapollo.plugins.tinker.budget import Budget
 from alphaapollo.plugins.tinker.calls import CallQueue, Futures
-from alphaapollo.plugins.tinker.wire import RequestError
 from tests.plugins.tinker.server_kit import SECONDS, Client, run_with_client
 
 # Order of calls.
@@ -56,34 +55,6 @@ def test_calls_run_once_and_in_order(data: st.DataObject) -> None:
 
     asyncio.run(run())
     assert ran == sorted(numbers)
-
-
-def test_a_queue_closes_after_its_running_call() -> None:
-    async def run() -> None:
-        futures, release, ran = Futures(), asyncio.Event(), list[int]()
-        queue = CallQueue("model", futures, pytest.fail, Budget(1))
-
-        async def first() -> None:
-            await release.wait()
-            ran.append(1)
-
-        async def second() -> None:
-            ran.append(2)
-
-        queue.put(0, first)
-        queue.put(1, second)
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(queue.close())
-        await asyncio.sleep(0)
-        assert not closing.done()
-        release.set()
-        await closing
-        assert ran == [1]
-        futures.drop("model:")
-        with pytest.raises(RequestError, match="model:1"):
-            await futures.wait("model:1", 0)
-
-    asyncio.run(run())
 
 
 def test_a_silent_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +195,5 @@ def test_an_error_at_the_end_of_a_session_does_not_stop_others(tmp_path: Path) -
         await client.server.end_session(session)
         assert not client.verbs.adapters and any("the disk is full" in line for line in client.printed)
         assert (tmp_path / models[1] / "weights" / "unsaved_step_000001").is_dir()
-
-    run_with_client(test, tmp_path)
 
     run_with_client(test, tmp_path)

@@ -1,4 +1,4 @@
-"""Protobuf messages of plugins/tinker/wire.py, also against the client's own encoder and decoder."""
+"""Protobuf messages of plugins/tinker/wire.py, also against the client's declaration and its decoder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def make_csr(values: bytes, rows: bytes, columns: bytes, *shape: int) -> dict[st
 @pytest.mark.parametrize(
     "tensor, expected",
     [
-        ({"dense": encode(3, 4), **INT64}, [3, 4]),
         ({"dense": encode(3, 4), "shape": [2], **INT64}, [3, 4]),
         ({"dense": encode(3, 4), "shape": [2, 1], **INT64}, [[3], [4]]),
         ({"dense": np.array([0.5, 2], np.float32).tobytes(), "dtype": 1}, [0.5, 2.0]),
@@ -75,20 +74,16 @@ def test_tensors(tensor: dict[str, Any], expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     "tensor, message",
     [
-        ({"dense": encode(1)}, "dtype number 0"),
         ({"dense": encode(1), "dtype": 4}, "dtype number 4"),
         (INT64, "has no values"),
         ({"dense": b"123", **INT64}, "has 3 bytes"),
         ({"dense": encode(1, 2), "shape": [3], **INT64}, "2 values for the shape"),
         ({"dense": encode(1, 2), "shape": [-1, -2], **INT64}, "2 values for the shape"),
-        ({"dense": encode(1, 2), "shape": [1, 1, 2], **INT64}, "2 values for the shape"),
         ({"dense": b"", "shape": [0, 2**62], **INT64}, "0 values for the shape"),
         ({"dense": np.array([1, np.nan], np.float32).tobytes(), "dtype": 1}, "non-finite"),
-        (make_csr(b"", encode(0, 0), b"", 1), "sparse with the shape"),
         (make_csr(b"", encode(0, 0), b"", 1, MAX_DENSE_SIZE + 1), "sparse with the shape"),
         (make_csr(b"", encode(0), b"", 0, 2**62), "sparse with the shape"),
         (make_csr(b"", b"", b"", 1, 2), "invalid crow_indices"),
-        (make_csr(encode(1), encode(0, 2), encode(0), 1, 2), "invalid crow_indices"),
         (make_csr(encode(1), encode(0, 2**63 - 1, -(2**63), 1), encode(0), 3, 2), "invalid crow_indices"),
         (make_csr(encode(1), encode(0, 1), b"", 1, 2), "invalid col_indices"),
         (make_csr(encode(1), encode(0, 1), encode(2), 1, 2), "invalid col_indices"),
@@ -210,28 +205,6 @@ def test_declaration_agrees_with_the_client() -> None:
     request = own["ForwardBackwardRequest"].DESCRIPTOR.fields_by_number
     assert request.keys() == client.ForwardBackwardRequest.DESCRIPTOR.fields_by_number.keys()
     assert {one for one in own if not one.startswith("Named")} <= {*client.DESCRIPTOR.message_types_by_name}
-
-
-def test_requests_of_the_client() -> None:
-    pytest.importorskip("tinker")
-    import torch
-    from tinker import types
-    from tinker.proto.request_conv import forward_backward_request_to_proto
-
-    targets = torch.zeros(3, 50, dtype=torch.int64)
-    targets[1, 40] = 9
-    spans: Any = [types.SampledProvenanceSpan(sequence_id="s", length=3)]
-    inputs: Any = {"target_tokens": targets, "weights": [1.0, 0.5, 0.0]}
-    datum = types.Datum(model_input=types.ModelInput.from_ints([4, 5, 6]), loss_fn_inputs=inputs)
-    assert datum.loss_fn_inputs["target_tokens"].sparse_crow_indices is not None
-    datum = datum.with_provenance(spans, spans)
-    config: dict[str, float | str] = {"beta": 0.1, "text": "t"}
-    request = types.ForwardBackwardRequest(types.ForwardBackwardInput([datum], "dro", config), "model", 3)
-    found = read(forward_backward_request_to_proto(request).SerializeToString())
-    assert (found.loss_fn, found.config) == ("dro", config)
-    assert found.data[0].tokens == [4, 5, 6] and not found.forward_only
-    assert np.array_equal(found.data[0].inputs["target_tokens"], targets.numpy())
-    assert found.data[0].inputs["weights"].tolist() == [1.0, 0.5, 0.0]
 
 
 def test_results_in_the_client() -> None:

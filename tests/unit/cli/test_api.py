@@ -76,18 +76,6 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 
 
-def test_every_subcommand_has_a_main(started: list[Any], tmp_path: Path) -> None:
-    where = f"trainer.output_dir={tmp_path}"
-    runs = [
-        api.sft(None, where),
-        api.dpo(None, where, "preference.loss=ipo"),
-        api.evaluate(None, where),
-    ]
-    mains = ["trainer.main_sft", "trainer.main_dpo", "trainer.main_generation"]
-    assert [module.removeprefix("alphaapollo.") for module, *_ in started] == mains
-    assert [run.folder.name for run in runs] == ["sft", "dpo", "generation"]
-
-
 def test_invalid_key_is_reported_before_imports(started: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"Did you mean 'trainer\.seed"):
         api.rl({"trainer.sed": 1})

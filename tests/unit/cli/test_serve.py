@@ -13,11 +13,7 @@ import pytest
 
 from alphaapollo.cli import serve
 from alphaapollo.cli.main import main
-from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.launch.inference import DEFAULT_CONTEXT, ServePreparation
-from alphaapollo.observability.console import Console
 from alphaapollo.processes.network import find_free_port
-from alphaapollo.runs import newest_model
 from tests.unit.tiny import save_model
 
 
@@ -113,16 +109,3 @@ def test_no_process_of_a_stuck_server_is_left(signals: list[signal.Signals], tmp
         assert not psutil.wait_procs(started, timeout=30)[1]
     finally:
         process.kill()
-
-
-def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:
-    config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
-    prepared = ServePreparation(config, Console()).prepare()
-    assert prepared.make_engine_spec().max_model_len <= DEFAULT_CONTEXT
-
-
-def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    newest = newest_model.RunModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
-    monkeypatch.setattr(newest_model.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
-    with pytest.raises(ValueError, match="could not be exported"):
-        newest_model.export_newest_model(newest)

@@ -99,22 +99,6 @@ def test_the_first_failure_ends_the_wait() -> None:
     assert not HEARTBEAT.list_active_calls()
 
 
-def test_ranks_that_have_not_answered_are_listed() -> None:
-    def list_calls() -> list[str]:
-        return [f"{call.name} of {call.worker}" for call in HEARTBEAT.list_active_calls()]
-
-    async def watch() -> list[str]:
-        late = make_call(None)
-        call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([make_call(0), late], "update"))
-        while list_calls() != ["update of policy 1"]:
-            await asyncio.sleep(0.01)
-        end(late)
-        return await call
-
-    assert asyncio.run(watch()) == ["done", "done"]
-    assert not list_calls()
-
-
 def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     slow = make_call(None)
 

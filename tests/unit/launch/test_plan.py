@@ -15,7 +15,6 @@ from alphaapollo.planning.memory_fit import BUDGET, CHECKPOINTING, replace_value
 from alphaapollo.planning.plan_table import describe_sharding
 from alphaapollo.trainer.setup.preparation import RlPreparation
 from tests.unit.session.steps import prepare_plan
-from tests.unit.tiny import save_model
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 MACHINE = Machine(num_cores=64, num_gpus=8, gpu_memory=80 * 2**30, memory=2**40)
@@ -67,23 +66,6 @@ def test_a_copy_on_each_node_reaches_plan_and_workers(config: Config):
     rows = describe_sharding(plan.memory, 16)
     assert rows["copies of the model"] == "2, each over 8 ranks (HSDP)"
     assert describe_sharding(plan.memory, 1) == {}
-
-
-def test_token_budgets_add_up_over_sequence_parallel_ranks(config: Config):
-    shared = {BUDGET: 5000, "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 4}
-    assert prepare_plan(replace_values(config, shared), MACHINE).plan.max_tokens == 20_000
-
-
-def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
-    model = str(save_model("gemma2", tmp_path))  # which caps scores
-    varlen = replace_values(
-        config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"}
-    )
-    with pytest.raises(ValueError, match=r"softcap, .*model\.attention=varlen"):
-        plan_memory(varlen)
-    sdpa = replace_values(varlen, {"actor_rollout_ref.model.attention": "sdpa"})
-    memory = plan_memory(sdpa).memory
-    assert memory is not None and not memory.problem
 
 
 def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: pytest.MonkeyPatch):

@@ -115,11 +115,6 @@ def test_a_run_resumes_from_its_newest_checkpoint(
         assert (tmp_path / "p/run.1/checkpoints/step_000008").is_dir()
 
 
-def test_a_stall_has_a_role() -> None:
-    assert STALLED.role == "policy" and str(STALLED).endswith("is stopped; stopped; run the command again.")
-    assert RunStalled("", ["reward model 3"], "").role == "reward model"
-
-
 def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> None:
     run = make_run((3, DIED), (4, DIED), max_restarts=1)
     with pytest.raises(WorkerLost, match=r"killed; .*max_restarts=1 .*step_000002"):

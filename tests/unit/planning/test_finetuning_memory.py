@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.planning.memory_fit import fit_to_memory
-from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest, find_micro_batch_shape
+from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
 from alphaapollo.planning.model_memory import load_model_sizes
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
@@ -34,30 +34,11 @@ def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG
     return model, plan
 
 
-def test_gradient_checkpointing_is_enabled_if_needed():
-    assert fitted("qwen2.5-0.5b", 8, 80)[0].enable_gradient_checkpointing is False
-    model, plan = fitted("qwen2.5-7b", 8, 80)
-    assert model.enable_gradient_checkpointing is True and plan.problem == ""
-
-
 def test_plan_that_cannot_fit_names_keys_that_help():
     warning = fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].warning
     assert "on a GPU of 80 GiB at its peak" in warning and "model.enable_gradient_checkpointing=true" in warning
     assert "fsdp_config.offload_policy=true" in fitted("qwen2.5-7b", 1, 80)[1].problem
     assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
-
-
-SHAPES = [
-    (1, 2048, (8, 2048)),  # the budget of 16384
-    (1, 100, (32, 100)),  # a step's 32 examples
-    (32, 20_000, (1, 20_000)),  # one longer than the budget
-]
-
-
-@pytest.mark.parametrize(("ranks", "longest_row", "shape"), SHAPES)
-def test_largest_micro_batch(ranks: int, longest_row: int, shape: tuple[int, int]):
-    config = on_ranks(ranks, data={"train_batch_size": 32, "max_token_len_per_gpu": 16_384, "max_length": 32_000})
-    assert find_micro_batch_shape(config, MemoryRequest(longest_row)) == shape
 
 
 def test_checkpoint_copies_are_counted():

@@ -24,7 +24,7 @@ from alphaapollo.planning.model_memory import (
     load_model_sizes,
     make_rank_model,
 )
-from tests.unit.tiny import run_ranks, save_model
+from tests.unit.tiny import run_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
@@ -55,8 +55,9 @@ def slices_of_fsdp(
 @pytest.mark.parametrize(
     ("name", "world_size", "ep_size"),
     [
-        *((name, size, 1) for name in ("qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-32b") for size in (1, 8, 64)),
-        *(("qwen3-235b-a22b", *sizes) for sizes in ((1, 1), (8, 1), (8, 8), (64, 1), (64, 16))),
+        ("qwen2.5-0.5b", 64, 1),
+        ("qwen2.5-7b", 8, 1),
+        *(("qwen3-235b-a22b", *sizes) for sizes in ((1, 1), (8, 8), (64, 16))),
     ],
 )
 def test_slices_match_fsdp(name: str, world_size: int, ep_size: int):
@@ -135,7 +136,6 @@ def test_offload_keys_reduce_the_usage():
 PUBLISHED_SIZES = [
     ("qwen2.5-0.5b", 494_032_768, 14_912_384, 12_288),
     ("qwen2.5-7b", 7_615_616_512, 233_057_792, 57_344),
-    ("qwen2.5-32b", 32_763_876_352, 487_605_248, 262_144),
     ("qwen3-235b-a22b", 235_093_634_560, 2_487_755_008, 192_512),
 ]
 
@@ -159,14 +159,6 @@ def test_activations_of_a_layer():
 def test_experts_save_what_their_tokens_need():
     """Qwen3-30B-A3B, measured on the meta device with torch's hooks for saved tensors: 97,600 numbers per token."""
     assert estimate_layer_bytes(bfloat16("qwen3-30b-a3b"), 1, 1) == pytest.approx(2 * 97_600, rel=0.05)
-
-
-def test_capped_scores_are_explicit_or_fused(tmp_path: Path):
-    model = bfloat16(str(save_model("gemma2", tmp_path)))  # which caps scores
-    fused, explicit = (
-        estimate_layer_bytes(model.model_copy(update={"attention": one}), 1, 512) for one in ("flash", "sdpa")
-    )
-    assert explicit > 4 * fused
 
 
 def test_images_take_the_activations_of_a_trained_tower():

@@ -32,7 +32,6 @@ def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any
             "expert_parallel_size=2: qwen3 Set rollout.expert_parallel_size=1.",
         ),
         ("qwen3", {}, {"ulysses_size": 3, "ulysses_section": "a."}, "a.ulysses_sequence_parallel_size=3 4 heads =1."),
-        ("qwen3", {}, {"ulysses_size": 8}, "ulysses_sequence_parallel_size=8 4 heads =4."),
         ("qwen3", {"router_aux_loss_coef": 0.1}, {"fsdp": Fsdp()}, "model.router_aux_loss_coef=0.1: qwen3 Remove"),
         (
             *("qwen3", {}, {"fsdp": Fsdp(), "engine": Rollout(router_replay=True)}),
@@ -111,19 +110,11 @@ def test_images_are_for_vllm_and_are_read_like_by_the_policy(
     assert list_errors(model_folder("qwen3"), policy=Model(path=str(model_folder("qwen3")))) == []
 
 
-def test_arguments_of_the_installed_engine_are_known(model_folder: Any) -> None:
-    known, unknown = ({"vllm": {key: {}}} for key in ("compilation-config", "disable_mm_preprocessor_cache"))
-    assert list_errors(model_folder("qwen3"), engine=Rollout(engine_kwargs=EngineKwargs(**known))) == []
-    (error,) = list_errors(model_folder("qwen3"), engine=Rollout(engine_kwargs=EngineKwargs(**unknown)))
-    assert "vllm has no such argument" in error
-
-
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
         ("max-model-len", "max_model_len: other keys set it"),
         ("speculative_config", "speculative_config: with it, tokens are sampled from another distribution"),
-        ("quantization", "quantization: with it, tokens are sampled from another distribution"),
         ("disable-mm-cache", "disable_mm_cache: vllm has no such argument"),
     ],
 )

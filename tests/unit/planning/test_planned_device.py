@@ -57,7 +57,6 @@ def test_memory_of_gpus():
     ("words", "message"),
     [
         (["trainer.dry_run=false"], "needs trainer.dry_run=true"),
-        (["trainer.device=cpu"], "needs another trainer.device, got trainer.device=cpu"),
         (["trainer.planned_device=b100"], "trainer.planned_device=b100: the GPU is unknown. Set one of a100, "),
         (["trainer.planned_device=", "trainer.device=cuda"], "trainer.planned_device=h100 to plan for GPUs"),
     ],
@@ -94,16 +93,8 @@ def test_every_training_command_plans(command: str, folder: Path, monkeypatch: P
 @pytest.mark.parametrize(
     ("command", "model", "words", "key"),
     [
-        ("rl", "qwen2.5-7b", ["trainer.planned_device=rtx4090"], "trainer.n_gpus_per_node"),
         ("rl", "qwen2.5-7b", ["trainer.planned_device=h100", "algorithm=grpo"], "fsdp_config.offload_policy=true"),
         ("rl", "qwen2.5-32b", ["trainer.planned_device=h100", "trainer.n_gpus_per_node=8"], "tensor_model_parallel"),
-        (
-            "rl",
-            "qwen2.5-7b",
-            ["trainer.planned_device=h100", "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
-             "trainer.n_gpus_per_node=8"],
-            "gpu_memory_utilization=auto",
-        ),
         ("sft", "qwen2.5-7b", ["trainer.planned_device=24GiB"], "model.lora_rank=32"),
         ("sft", "qwen2.5-7b", ["trainer.planned_device=h100", "trainer.n_gpus_per_node=4",
                                "fsdp_config.fsdp_size=1"], "fsdp_config.fsdp_size=-1"),

@@ -43,10 +43,8 @@ def begun(config: Config, cores: int) -> None:
 
 THREADS = [
     (8, {}, {}, (8, 8)),
-    (1, {}, {}, (1, 1)),
     (8, {"n_gpus_per_node": 2}, {"num_engines": 2, "tensor_model_parallel_size": 2}, (4, 2)),
     (2, {"n_gpus_per_node": 4}, {"num_engines": 3}, (1, 1)),
-    (8, {"nnodes": 2}, {"num_engines": 4}, (8, 4)),
     (8, {"cpu_threads": 3}, {"cpu_threads": 1}, (3, 1)),
     (8, {}, {"name": "fake"}, (8, None)),
     (8, {"async_mode": "carry"}, {}, (8, 8)),
@@ -69,14 +67,6 @@ def test_a_resumed_run_keeps_its_numbers_on_another_machine(tmp_path: Path) -> N
     assert "this machine's cores, 16," in notices[1]
     assert find_start_point(config).config_changes == ()
     assert choose_cpu_threads(configured(tmp_path), Machine(2, 0))[1] == []
-
-
-def test_a_configured_number_is_a_change(tmp_path: Path) -> None:
-    begun(configured(tmp_path), cores=2)
-    config, notices = choose_cpu_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
-    assert counts(config) == (8, 2) and len(notices) == 1
-    (change,) = find_start_point(config).config_changes
-    assert str(change).startswith("trainer.cpu_threads: 2 -> 8: applied")
 
 
 def test_other_numbers_of_processes_choose_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from alphaapollo.processes import entry_point
 from alphaapollo.processes.entry_point import remove_stale_folders, run_in_temp_folder
-from tests.processes import ROOT, run_python, start_process
+from tests.processes import ROOT, start_process
 
 
 @pytest.fixture
@@ -104,25 +104,3 @@ def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytes
         run_in_temp_folder(command)
     assert seen == [(True, None), (True, str(base)), (True, "/tmp"), (False, None)]
     assert "RAY_TMPDIR" not in os.environ and list(base.iterdir()) == []
-
-
-TWICE = """
-import multiprocessing, os, sys
-from alphaapollo.processes.entry_point import run_in_temp_folder
-
-def command():
-    process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
-    process.start()
-    process.join(60)
-    return process.exitcode
-
-if __name__ == "__main__":
-    print(run_in_temp_folder(command), run_in_temp_folder(command))
-"""
-
-
-def test_a_process_may_call_two_commands_one_after_the_other(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "twice.py").write_text(TWICE)
-    done = run_python(str(tmp_path / "twice.py"))
-    assert done.stdout == "0 0\n" and not done.stderr, done.stderr
-    assert list(base.iterdir()) == []

@@ -64,12 +64,6 @@ def test_time_after_waiting_and_other_timeouts_while_waiting_count():
     assert (run(play(wait_and_work)), run(play(wait_with_timeout))) == (110.0, 20.0)
 
 
-def test_exclude_waiting_without_a_limit():
-    with exclude_from_time_limit():
-        pass
-    assert run(asyncio.sleep(0, 3)) == 3
-
-
 def test_paused_limits_do_not_count():
     async def play() -> tuple[float, float]:
         first, second = TimeLimit(10.0), TimeLimit(10.0)

@@ -79,14 +79,6 @@ def test_following_the_dead_ends_at_once(leader: Leader):
     assert process.exitcode == 1
 
 
-def test_running_processes_are_not_touched(tmp_path: Path, leader: Leader):
-    process = start(leader.pid, [str(tmp_path)])
-    process.join(0.5)
-    assert process.is_alive() and tmp_path.exists()
-    process.kill()
-    process.join()
-
-
 def test_remove_paths_takes_links_not_their_targets(tmp_path: Path):
     (tmp_path / "kept").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "kept")

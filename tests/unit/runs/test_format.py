@@ -11,7 +11,7 @@ import pytest
 from alphaapollo import __version__
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
-from alphaapollo.runs.checkpoint_folder import FORMAT, check_format, find_damage, write_format
+from alphaapollo.runs.checkpoint_folder import FORMAT, find_damage
 from alphaapollo.runs.newest_model import find_newest_model, make_generation_config_values
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.trainer.main_export import main as export
@@ -65,14 +65,6 @@ def test_every_reader_refuses_a_newer_format(tmp_path: Path, name: str) -> None:
     save_config(GenerationConfig(), folder / "config.yaml")
     with pytest.raises(ValueError, match=rf"{folder} has format {FORMAT + 1}, .* 9\.8\.7"):
         READERS[name](folder)
-
-
-def test_a_folder_without_a_number_is_read_and_not_changed(tmp_path: Path) -> None:
-    check_format(tmp_path)
-    assert [*tmp_path.iterdir()] == []
-    write_format(tmp_path)
-    check_format(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["format.json"]
 
 
 @pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.schema import Config
-from alphaapollo.runs.model_card import format_model_card, read_last_metrics, shorten_path
+from alphaapollo.runs.model_card import format_model_card, read_last_metrics
 from tests.builders import write_rows
 
 
@@ -57,9 +57,3 @@ def test_model_card_has_no_secret_and_no_machine_keys(tmp_path: Path, monkeypatc
     card = format_model_card(values, run, 1, "policy", "/home/alice/models/base", "")
     hidden = ("0123456789abcdef", "password", "alice", "base_model")
     assert [text for text in hidden if text in card] == [] and "gsm8k/train.parquet" in card
-
-
-def test_paths_are_shown_short() -> None:
-    assert shorten_path("/a/b/c/model") == "c/model"
-    assert shorten_path("/model") == "model"
-    assert shorten_path("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"

@@ -60,7 +60,6 @@ def test_the_newest_of_a_run(tmp_path: Path) -> None:
         (None, (0.0, 1.0, -1)),
         ('{"eos_token_id": 1, "temperature": 0.9}', (0.0, 1.0, -1)),  # without do_sample
         ('{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20}', (0.6, 0.9, 20)),
-        ('{"do_sample": true, "top_k": null}', (1.0, 1.0, -1)),
     ],
 )
 def test_a_model_of_no_run_samples_as_its_folder_says(
@@ -117,7 +116,6 @@ TEACHER = {"models": {"one": {"path": "PATH"}}, "by_source": {"*": "one"}}
     ("schema", "values", "keys"),
     [
         (SftConfig, ROLE, ["model.path"]),
-        (GenerationConfig, ROLE, ["model.path"]),
         (Config, {"actor_rollout_ref": ROLE, "critic": ROLE}, ["actor_rollout_ref.model.path", "critic.model.path"]),
         (Config, {"teacher": TEACHER}, ["teacher.models.one.path"]),
     ],
@@ -156,11 +154,8 @@ def test_it_plays_as_in_its_run(tmp_path: Path) -> None:
     assert config.rollout.gpu_memory_utilization == 0.9  # no trainer beside it
     assert (config.env.env_name, config.env.max_steps, config.data.max_response_length) == ("informal_math", 5, 99)
     assert config.trainer.controller == "local"
-
-
-def test_a_fine_tuned_model_plays_in_single_turns(tmp_path: Path) -> None:
-    config = configure_generation(tmp_path, SftConfig(model={"path": "base", "trust_remote_code": True}))
-    assert config.model.trust_remote_code and config.env.env_name == "single_turn"
+    tuned = configure_generation(tmp_path / "tuned", SftConfig(model={"path": "base", "trust_remote_code": True}))
+    assert tuned.model.trust_remote_code and tuned.env.env_name == "single_turn"
 
 
 SERVERS = {"files": {"command": ["sh", "-c", "touch 'a b'"]}}
@@ -169,7 +164,6 @@ SERVERS = {"files": {"command": ["sh", "-c", "touch 'a b'"]}}
 @pytest.mark.parametrize(
     ("section", "asked"),
     [
-        ({"env": {"custom_module": "evil.py"}}, "env.custom_module='evil.py'"),
         ({"env": {"env_name": "agent", "agent": {"command": "touch x"}}}, "env.agent.command='touch x'"),
         ({"env": {"mcp_servers": SERVERS, "custom_module": "x.py"}}, "env.custom_module='x.py'"),
         ({"actor_rollout_ref": {"model": {"trust_remote_code": True}}}, "model.trust_remote_code=true"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 import yaml
 
 from alphaapollo.config.keys import format_value, get_value
-from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.runs.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
+from alphaapollo.config.schema import Config
+from alphaapollo.runs.resume import StartPoint, find_start_point, resume_hint
 from alphaapollo.runs.run_plan import RunPlan, read_run_plan
 from tests.unit.run_folders import change_keys, log_steps, make_config, train
 
@@ -91,12 +89,8 @@ def test_only_a_moving_kl_controller_keeps_its_coefficient(config: Config, kind:
 
 IDENTITY = {  # some of the keys: tests/unit/config/test_changes.py lists all
     "actor_rollout_ref.model.path": "other",
-    "actor_rollout_ref.model.lora_rank": 8,
-    "critic.model.path": "other",
     "data.train_files": "other",
     "algorithm.adv_estimator": "other",
-    "actor_rollout_ref.actor.policy_loss.loss_mode": "other",
-    "env.env_name": "other",
 }
 
 
@@ -142,7 +136,6 @@ def test_a_run_without_a_checkpoint_is_moved_aside(config: Config, run: Path) ->
     ("name", "text", "says"),
     [
         ("config.yaml", "a: [", r"config\.yaml cannot be read .*expected node content.*experiment_name"),
-        ("config.yaml", "7", r"config\.yaml cannot be read .*no configuration.*experiment_name"),
         ("metrics.jsonl", None, r"a folder.*metrics\.jsonl"),
     ],
 )
@@ -155,23 +148,6 @@ def test_a_file_that_cannot_be_read_is_named(config: Config, run: Path, name: st
         (run / name).write_text(text)
     with pytest.raises((ValueError, OSError), match=says):
         find_start_point(config)
-
-
-def test_the_folder_of_another_command_is_refused(config: Config, tmp_path: Path) -> None:
-    train(config, 2)
-    with pytest.raises(ValueError, match=r"main_ppo run\. .*experiment_name"):
-        find_start_point(make_config(tmp_path, SftConfig))
-
-
-def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(config: Config, run: Path) -> None:
-    checkpoint = train(config, 2)
-    assert not find_start_point(config).has_exported_model()
-    (run / "model").mkdir()
-    os.utime(checkpoint / "progress.json", (100, 100))
-    for written, exported in ((99, False), (100, True), (101, True)):
-        os.utime(run / "model", (written, written))
-        assert find_start_point(config).has_exported_model() is exported
-    assert "all 2 iterations are done" in format_completed_run_message(2, "")
 
 
 def test_damaged_checkpoint_is_named_and_skipped(config: Config) -> None:
@@ -190,31 +166,10 @@ def test_damaged_checkpoint_is_named_and_skipped(config: Config) -> None:
         find_start_point(config)
     with pytest.raises(ValueError, match=r"step_000040: weights has changed\."):
         find_start_point(resume_from(config, newer))
-
-
-def remove(*names: str) -> Callable[[Path], Path]:
-    def remove_files(checkpoint: Path) -> Path:
-        for name in names:
-            (checkpoint / name).unlink()
-        return checkpoint
-
-    return remove_files
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (remove("manifest.json"), "manifest.json cannot be read"),
-        (remove("progress.json"), "progress.json cannot be read (No such file or directory)"),
-        (remove("weights", "manifest.json", "progress.json"), "manifest.json cannot be read"),
-        (lambda checkpoint: checkpoint.rename(checkpoint.with_name("step_000100")), "it is of iteration 40"),
-    ],
-)
-def test_every_damage_of_a_checkpoint_is_found(config: Config, damage: Callable[[Path], Path], says: str) -> None:
-    older, newer = train(config, 20), damage(train(config, 40))
-    start = find_start_point(config)
-    assert start.checkpoint == older
-    assert f"{newer}: {says}" in start.describe()[0]
+    (newer / "weights").write_text("40")
+    renamed = newer.rename(newer.with_name("step_000100"))
+    with pytest.raises(ValueError, match=r"it is of iteration 40"):
+        find_start_point(resume_from(config, renamed))
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(config: Config) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.observability.sample_metrics import convert_to_sample_result, merge_repeated_prompts
-from alphaapollo.observability.terminal import get_last_message
 from alphaapollo.runs.rollout_log import (
     RolloutLog,
     compute_prompt_digest,
@@ -106,15 +103,6 @@ def test_a_logged_sample_is_read_as_its_row(tmp_path: Path):
     assert compute_prompt_digest(read_row) == read(path)[0]["prompt_digest"]
 
 
-def test_observations_are_logged():
-    played = trajectory()
-    played.first_observation = [{"role": "user", "content": "Guess a number."}]
-    played.turns.insert(0, replace(played.turns[0], observation=[{"role": "tool", "content": "24.0\n"}]))
-    (line,) = format_lines(played)
-    assert [turn["observation"] for turn in line["turns"]] == [[{"role": "tool", "content": "24.0\n"}], None]
-    assert (line["prompt"], line["row_prompt"]) == (played.first_observation, PROMPT.content)
-
-
 def test_failure_without_reward_or_turns_is_logged():
     failed = trajectory(score=Score(float("nan"), {"x": float("inf")}, Outcome.GRADER_FAILED, "time-out"))
     no_score = Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED)
@@ -141,16 +129,6 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path):
     log.close()
 
 
-def test_error_is_raised_at_the_next_write(tmp_path: Path):
-    log = RolloutLog(tmp_path / "rollouts")
-    (tmp_path / "rollouts").rmdir()
-    log.write(1, group(trajectory()))
-    wait(log._writing)
-    with pytest.raises(OSError, match="rollouts: No such file"):
-        log.write(2, group(trajectory()))
-    log.close()
-
-
 def test_numbers_of_a_row_are_read_back_as_they_were():
     values = [-1e-7, -1.0 / 3, -1234567.125, 0.0, -0.0, -5e-324, float("nan"), float("-inf")]
     played = make_trajectory(make_turn(make_completion([7] * len(values), values)), prompt_id=17)
@@ -158,13 +136,6 @@ def test_numbers_of_a_row_are_read_back_as_they_were():
     (line,) = format_lines(played)
     assert line["rows"][0]["ids"] == row.token_ids and line["rows"][0]["mask"] == row.action_mask
     assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2
-
-
-def test_lines_that_others_write_have_no_secrets(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
-    failed = Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="401: canary-7f3a91c2d4 is no key")
-    (line,) = format_lines(trajectory(score=failed))
-    assert line["reason"] == "401: $SOME_API_KEY is no key"
 
 
 IMAGE_PROMPT = Prompt(0, "s", [{"role": "user", "content": "<image> How many?", "images": [SMALL]}], "2", {"index": 0})
@@ -195,11 +166,7 @@ def test_images_of_rollouts_are_files_and_written_once(tmp_path: Path) -> None:
     assert lines[2]["prompt"][0]["images"] == lines[2]["row_prompt"][0]["images"] == [small]  # a path and its bytes
     assert lines[0]["turns"][0]["info"] == {"frame": f"{len(WIDE)} bytes"}
     assert IMAGE_PROMPT.content[0]["images"] == [SMALL]  # unchanged
-
-
-def test_a_file_that_is_gone_is_logged_with_its_path(tmp_path: Path) -> None:
-    assert save_image(tmp_path, "/no/such/image.png") == "/no/such/image.png" and not [*tmp_path.iterdir()]
-    assert name_image(b"no image").endswith(".bin")
+    assert save_image(tmp_path, "/no/such/image.png") == "/no/such/image.png" and name_image(b"no").endswith(".bin")
 
 
 def test_results_with_images_are_resumed_and_are_a_data_file(tmp_path: Path) -> None:
@@ -210,18 +177,3 @@ def test_results_with_images_are_resumed_and_are_a_data_file(tmp_path: Path) -> 
     prompts = load_prompts(str(path), "prompt")
     (encoded_image,) = prompts[0].content[0]["images"]
     assert Path(encoded_image).read_bytes() == SMALL and prompts[0].ground_truth == "2"
-
-
-def test_prompts_that_differ_in_their_images_are_different_problems() -> None:
-    other = replace(IMAGE_PROMPT, id=1, content=[{**IMAGE_PROMPT.content[0], "images": [WIDE]}])
-    repeated = replace(IMAGE_PROMPT, id=2)
-    results = [convert_to_sample_result(one, trajectory()) for one in (IMAGE_PROMPT, other, repeated)]
-    results = [replace(result, problem_id=number) for number, result in enumerate(results)]
-    merged = merge_repeated_prompts(results, [IMAGE_PROMPT, other, repeated])
-    assert [one.problem_id for one in merged] == [0, 1, 0]
-
-
-def test_a_terminal_shows_the_names_of_images() -> None:
-    assert get_last_message(IMAGE_PROMPT.content) == "[image] How many?"
-    logged = [{**IMAGE_PROMPT.content[0], "images": ["images/a.png"]}]
-    assert get_last_message(logged) == "[image images/a.png] How many?"

@@ -57,13 +57,6 @@ def test_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     }
 
 
-def test_examples_are_read_as_written(tmp_path: Path) -> None:
-    pair = [ExampleRow([(1, True, "14")], "chosen", -1.5), ExampleRow([(2, True, "15")], "rejected", -2.5)]
-    written = [LoggedExample(pair, "sums", 0.5), LoggedExample([ExampleRow([])])]
-    write_examples(tmp_path, written)
-    assert read_examples(tmp_path) == written
-
-
 def test_runs_of_tokens_with_the_same_mask_are_parts() -> None:
     row = Row([1, 2, 3, 4, 5], [0, 1, 1, 0, 1], [0.0] * 5, [4])
     parts = [(1, False, "a"), (2, True, "bc"), (1, False, "d"), (1, True, "e")]
@@ -134,8 +127,11 @@ def keep_in_plan(folder: Path, text: str) -> str:
 
 
 def keep_in_examples(folder: Path, text: str) -> str:
-    write_examples(folder, [LoggedExample([ExampleRow([(2, True, text)])])])
-    return read_examples(folder)[0].rows[0].parts[0][2]
+    pair = [ExampleRow([(1, True, "14")], "chosen", -1.5), ExampleRow([(2, True, text)], "rejected", -2.5)]
+    write_examples(folder, [LoggedExample(pair, "sums", 0.5), LoggedExample([ExampleRow([])])])
+    first, second = read_examples(folder)
+    assert (first.rows[0], first.data_source, second) == (pair[0], "sums", LoggedExample([ExampleRow([])]))
+    return first.rows[1].parts[0][2]
 
 
 def keep_in_history(folder: Path, text: str) -> str:

@@ -43,11 +43,6 @@ VERL = ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "hugging
         ([f"ck/global_step_{n}/actor/{name}" for n in (20, 100) for name in VERL], "ck", "ck/global_step_100/actor."),
         ([f"actor/{name}" for name in VERL], "actor/huggingface", "Set the folder with its shards, {}/actor."),
         (
-            [f"run/checkpoint-{n}/{name}" for n in (50, 100) for name in MODEL],
-            "run",
-            "Set the last one, {}/run/checkpoint-100.",
-        ),
-        (
             ["z/config.json", "z/zero_to_fp32.py", "z/training_args.bin"],
             "z",
             "python {0}/z/zero_to_fp32.py {0}/z {0}/z",
@@ -86,13 +81,10 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
 DEEP = '{"a": ' + "[" * 200 + "]" * 200 + "}"
 INDEX = json.dumps({"weight_map": {"a": "/dev/zero", "b": "../b.safetensors"}})
 HOSTILE = {
-    "extra.json": os.mkfifo,
     "chat_template.jinja": os.mkfifo,
-    "additional_chat_templates/x.jinja": os.mkfifo,
     "vocab.json": lambda file: os.symlink("/dev/zero", file),
     "tokenizer.json": lambda file: (file.touch(), os.truncate(file, 1 << 30)),
     "config.json": lambda file: file.write_text('{"text_config": {"num_hidden_layers": 1000000000}}'),
-    "generation_config.json": lambda file: file.write_text(DEEP),
     "tokenizer_config.json": lambda file: file.write_text(DEEP),
     "model.safetensors.index.json": lambda file: file.write_text(INDEX),
 }

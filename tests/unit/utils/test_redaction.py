@@ -18,13 +18,14 @@ CANARY = "canary-7f3a91c2d4"
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOME_API_KEY", CANARY)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path))
+    monkeypatch.setenv("ANOTHER_TOKEN", f"{CANARY}-and-more")
     monkeypatch.setenv("SHORT_TOKEN", "true")
 
 
 def test_which_variables_are_secrets(tmp_path: Path) -> None:
     found = find_secret_variables()
     assert CANARY in found and "true" not in found and str(tmp_path) not in found
-    assert redact(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
+    assert redact(f"401: {CANARY}-and-more {CANARY} is no key") == "401: $ANOTHER_TOKEN $SOME_API_KEY is no key"
 
 
 @pytest.mark.parametrize(
@@ -76,11 +77,6 @@ def test_names_of_secrets(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_names_of_other_variables(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "an ordinary value")
     assert "an ordinary value" not in find_secret_variables()
-
-
-def test_secret_with_the_beginning_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANOTHER_TOKEN", f"{CANARY}-and-more")
-    assert redact(f"{CANARY}-and-more {CANARY}") == "$ANOTHER_TOKEN $SOME_API_KEY"
 
 
 def test_passwords_in_urls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def test_broadcast_to_sglang(session: Session, monkeypatch: pytest.MonkeyPatch) 
     assert session.gap(OLD) < 1e-5 < session.gap(NEW)
 
 
+@pytest.mark.nightly
 def test_exact_tokens_of_sglang(stack: StackRunner) -> None:
     case = Case(check_exact_tokens, (*TURNS, "actor_rollout_ref.rollout.name=sglang"), partial(write_agent, PROGRAM))
     case.run(stack)

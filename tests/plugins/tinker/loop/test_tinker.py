@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from alphaapollo.plugins.tinker.app import MAX_BODY
-from alphaapollo.plugins.viewer.run_folders import find_runs
 from alphaapollo.utils.seeds import derive_seed
-from tests.loop.conftest import ROOT, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import Runner, Task, wait_until_nothing_is_left
 from tests.plugins.tinker.loop.tinker_kit import KEYS, TinkerServer, start_server
 
 tinker = pytest.importorskip("tinker")
@@ -207,28 +202,16 @@ REFUSED = (
     fails(
         lambda c, t: c.service.create_lora_training_client(c.model, 4, train_mlp=False, train_attn=False), "train_attn"
     ),
-    fails(forward(TEXTS, "gspo"), "loss_fn=gspo"),
-    fails(forward([calls.SAMPLED], "ppo", {"beta": 0.1}), "loss_fn_config", "beta", "clip_low_threshold"),
-    fails(forward([calls.SAMPLED], "ppo", {"clip_low_threshold": 3.0}), "clip_low_threshold=3.0"),
-    fails(forward(TEXTS, "ppo"), "datum 0", "logprobs"),
     fails(forward([*TEXTS, make_datum(PROMPT, [1, 2])]), "datum 2", "[2]", "5 tokens"),
-    fails(forward(one_datum(weights=[1.0])), "datum 0", "weights", "[1]"),
-    fails(forward(one_datum(weights=[math.nan] * 5)), "datum 0", "weights", "non-finite"),
     fails(forward(one_datum([5, 272], [5, 6])), "272"),
     fails(forward(one_datum([5, 6], [5, 272])), "272"),
-    fails(forward(one_datum([5, 6], [5, -1])), "-1"),
     fails(forward(one_datum([5] * 600, [5] * 600)), "60"),
     fails(lambda c, t: t.optim_step(types.AdamParams()), "no gradients"),
-    fails(lambda c, t: t.optim_step(types.AdamParams(beta1=1.5)), "beta1"),
     fails(overflow, "finite"),
-    fails(lambda c, t: t.save_state("../state"), "path"),
-    fails(lambda c, t: t.save_weights_for_sampler(".."), "path"),
     fails(sample([5, 272]), "272"),
     fails(sample([5] * 510), "510", "512"),
     fails(sample(include_prompt_logprobs=True, topk_prompt_logprobs=21), "topk_prompt_logprobs=21", "20"),
-    fails(sample(topk_sample_logprobs=21), "topk_sample_logprobs=21", "20"),
     fails(lambda c, t: c.service.create_sampling_client(model_path=STATE), "nothing"),
-    fails(lambda c, t: c.service.create_training_client_from_state_with_optimizer(STATE), "nothing"),
     fails(lambda c, t: c.service.create_sampling_client(model_path="tinker://../x/sampler_weights/y"), "'..'"),
     fails(
         lambda c, t: c.service.create_sampling_client(model_path=f"tinker://{t.model_id}/sampler_weights/../../x"), ".."
@@ -246,20 +229,6 @@ def test_refusal(call: Callable[[Any, Any], Any], words: tuple[str, ...], client
     assert trained.forward(TEXTS, "cross_entropy").result(timeout=60).metrics["loss:sum"] > 0
     if call is overflow:
         assert train(trained, 2) == train(client.create(4), 2)
-
-
-def test_a_step_behind_a_failed_call_is_refused(client: Any) -> None:
-    """Its gradients are gone: the next step is that of a client without the failure."""
-    trained, other = client.create(), client.create()
-    adam = types.AdamParams(learning_rate=1e-2)
-    for bad in (one_datum([5, 6], [5, 272]), one_datum(weights=[math.nan] * 5)):
-        futures = trained.forward_backward(TEXTS, "cross_entropy"), trained.forward_backward(bad, "cross_entropy")
-        step = trained.optim_step(adam)
-        assert get(futures[0]).metrics["loss:sum"] > 0
-        for failed in (futures[1], step):
-            with pytest.raises(tinker.TinkerError, match=r"datum 0|272"):
-                failed.result(timeout=60)
-    assert train(trained, 2) == train(other, 2)
 
 
 def test_another_key_sees_nothing(client: Any, server: TinkerServer) -> None:
@@ -301,43 +270,9 @@ def test_requests_that_the_client_does_not_send(client: Any, server: TinkerServe
     assert server.request("GET", "training_runs?limit=many")[0] == 422
     for path, body, headers, status in (
         ("get_info", b"{", {}, 400),
-        ("get_info", b"[" * 100_000, {}, 400),
-        ("get_info", b"\xff", {}, 400),
-        ("get_info", b"[]", {}, 422),
         ("forward_backward", b"no protobuf", {}, 400),
-        ("forward_backward", b"no zstd", {"content_encoding": "zstd"}, 400),
         ("forward_backward", pa.compress(BIG, "zstd", asbytes=True), {"content_encoding": "zstd"}, 413),
-        ("forward_backward", b"x", {"content_encoding": "br"}, 415),
         ("forward_backward", BIG, {}, 413),
     ):
         assert server.request("POST", path, body, **headers)[0] == status, path
     assert train(client.create(4), 1)
-
-
-TRAINER = """
-import sys, time
-from tests.plugins.tinker.loop.tinker_calls import connect, train
-with connect(sys.argv[1], sys.argv[2]) as client:
-    trained = client.create(4)
-    train(trained, 2)
-    print(trained.model_id, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_client_that_vanishes(server: TinkerServer) -> None:
-    """Its session ends, its last steps are saved, and its adapter is removed. Its folder is a run for the viewer."""
-    command = [sys.executable, "-c", TRAINER, server.url, KEYS[0]]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        model_id = trainer.stdout.readline().strip()
-        trainer.kill()
-    server.program.signal(signal.SIGUSR1)
-    server.wait_for(lambda: f"{model_id} ended after step 2" in server.program.printed)
-    server.program.signal(signal.SIGUSR1)
-    assert server.post("get_info", {"type": "get_info", "model_id": model_id})[0] == 404
-    folder = server.runs / model_id
-    assert [one.name for one in (folder / "weights").iterdir()] == ["unsaved_step_000002"]
-    assert folder in set(find_runs(server.runs.parent))
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in steps] == [1, 2] and steps[1]["train/loss"] < steps[0]["train/loss"]

@@ -12,26 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.plugins.tinker import main as tinker_main
-from alphaapollo.plugins.tinker import server as tinker_server
 from alphaapollo.processes.network import find_free_port
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner
 from tests.loop.warm import Program
 
 KEYS = ("tml-one", "tml-two")
 SIZES = ("rollout.kv_cache_gib=0.25", "trainer.cpu_threads=1", "rollout.cpu_threads=1")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve as `alphaapollo tinker` does. SIGUSR1 ends the sessions of clients that are silent for two seconds, until
-    the next SIGUSR1."""
-    usual, short = tinker_server.SESSION_SECONDS, 2.0
-
-    def switch(*_: object) -> None:
-        tinker_server.SESSION_SECONDS = usual if short == tinker_server.SESSION_SECONDS else short
-
-    signal.signal(signal.SIGUSR1, switch)
-    return tinker_main.main(argv)
 
 
 @dataclass(frozen=True)
@@ -65,7 +51,7 @@ def start_program(runner: Runner, *words: object, keys: Sequence[str] = KEYS) ->
     """Start `alphaapollo tinker`, forked from the warm process."""
     output = runner.out / f"server_{len(runner.programs)}.txt"
     environment = os.environ | {MARK: str(runner.out), "TINKER_API_KEY": ",".join(keys)}
-    program = Program("tests.plugins.tinker.loop.tinker_kit", words, output, environment, ROOT, warm=True)
+    program = Program("alphaapollo.plugins.tinker.main", words, output, environment, ROOT, warm=True)
     runner.programs.append(program)
     return program
 
