@@ -1,4 +1,4 @@
-"""On-policy distillation without a reward, synchronous, asynchronous and replayed. tests/unit/trainer/test_distill.py
+"""On-policy distillation without a reward, synchronous, asynchronous and replayed. tests/unit/session/test_teachers.py
 has a teacher behind a server."""
 
 from __future__ import annotations
