@@ -39,15 +39,12 @@ class RunResult:
 
     def plot(self, *names: str) -> Figure:
         """Plot metrics with the confidence intervals that the run has logged. Default: the main metrics of the run."""
-        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
+        from alphaapollo.observability.curve import plot_run
 
         metrics = self.metrics
         logged = tuple(name for name in MAIN_METRICS if name in metrics and metrics[name].notna().any())
         chosen = names or logged or MAIN_METRICS  # unknown names raise an error that lists the available ones
-        curves = read_curves(self.folder / "metrics.jsonl", chosen)
-        bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
-        bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
-        return plot_curves_as_figure(curves, str(self.folder), self.X_LABEL, bands)
+        return plot_run(self.folder / "metrics.jsonl", chosen, str(self.folder), self.X_LABEL)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
-"""Plot metrics of a run (metrics.jsonl) in the terminal, as PNG and in notebooks.
-
-python -m alphaapollo.observability.curve outputs/quickstart/grpo val/accuracy val/accuracy_greedy --png curve.png
-"""
+"""Plot metrics of a run (metrics.jsonl) in the terminal and as figures, e.g. of notebooks."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -13,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.metrics_file import read_metrics
-from alphaapollo.utils.hub import expand_home
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +17,7 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]  # (step, value), sorted by step
 Band = Sequence[tuple[float, float, float]]  # (step, low, high), sorted by step
 
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 STYLES = [("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+")]  # markers are distinct without colors
 
 
@@ -112,29 +107,19 @@ def plot_curves_as_figure(
     return figure
 
 
-def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
-    """Save the curves as PNG."""
+def plot_run(path: Path, names: Sequence[str], title: str = "", x_label: str = "step") -> Figure:
+    """Plot metrics of a metrics.jsonl as a matplotlib figure, with the confidence intervals that the run has logged:
+    the metrics `NAME/low` and `NAME/high`. Raises ValueError for a metric without values."""
+    curves, rows, bands = read_curves(path, names), read_metrics(path), dict[str, Band]()
+    for name in names:
+        bounds = [(row["step"], row.get(f"{name}/low"), row.get(f"{name}/high")) for row in rows]
+        bands[name] = [(step, low, high) for step, low, high in bounds if low is not None and high is not None]
+    return plot_curves_as_figure(curves, title, x_label, {name: band for name, band in bands.items() if band})
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure as PNG, SVG or PDF, by the ending of the path. Raises ValueError for another ending."""
+    if path.suffix not in FIGURE_SUFFIXES:
+        raise ValueError(f"{path} must end in {', '.join(FIGURE_SUFFIXES[:-1])} or {FIGURE_SUFFIXES[-1]}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    plot_curves_as_figure(curves, title).savefig(path, dpi=150)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Plot metrics of a run. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
-    parser.add_argument("run", metavar="RUN", type=expand_home, help="the run's folder, or its metrics.jsonl")
-    parser.add_argument("metrics", metavar="METRIC", nargs="+", help="e.g. critic/score/mean val/accuracy")
-    parser.add_argument("--png", type=expand_home, help="also save the plot to this file")
-    options = parser.parse_args(argv)
-    try:
-        path = options.run / "metrics.jsonl" if options.run.is_dir() else options.run
-        curves = read_curves(path, options.metrics)
-        Terminal(highlight=False).print(plot_curves(curves), soft_wrap=True)
-        if options.png:
-            save_curves_as_png(curves, options.png)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    figure.savefig(path, dpi=150)

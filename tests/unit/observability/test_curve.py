@@ -4,10 +4,11 @@ import pytest
 
 from alphaapollo.observability.curve import (
     compute_value_range,
-    main,
     plot_curves,
     plot_curves_as_figure,
+    plot_run,
     read_curves,
+    save_figure,
 )
 from tests.builders import write_rows
 
@@ -55,21 +56,15 @@ def test_an_image_is_shown_by_notebooks_with_its_intervals():
     assert drawn._repr_png_().startswith(b"\x89PNG")
 
 
-def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(metrics), "val/accuracy", "--png", str(tmp_path / "out" / "curve.png")]) == 0
-    assert "┤" in capsys.readouterr().out
-    assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
+def test_a_plotted_run_has_its_logged_intervals(tmp_path: Path):
+    rows = [{"step": 1, "a/b": 0.5}, {"step": 2, "a/b": 0.7, "a/b/low": 0.6, "a/b/high": 0.9}]
+    (band,) = plot_run(Path(write_rows(tmp_path / "metrics.jsonl", rows)), ["a/b"]).axes[0].collections
+    assert band.get_paths()[0].get_extents().bounds == (2, 0.6, 0, pytest.approx(0.3))
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["RUN", "nope"], "'nope'"),
-        (["gone", "val/accuracy"], "gone"),
-        (["RUN"], "METRIC"),
-    ],
-)
-def test_errors_of_the_command(metrics: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(metrics) if word == "RUN" else word for word in words])
-    assert stopped.value.code == 2 and error in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_figure_is_saved_by_the_ending(tmp_path: Path, suffix: str, start: bytes):
+    save_figure(plot_curves_as_figure({"a": [(0, 0.5)]}), file := tmp_path / "out" / f"curve.{suffix}")
+    assert file.read_bytes().startswith(start)
+    with pytest.raises(ValueError, match=r"curve\.jpg must end in \.png, \.svg or \.pdf"):
+        save_figure(plot_curves_as_figure({"a": [(0, 0.5)]}), tmp_path / "curve.jpg")
