@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 from latex2mathml.converter import convert
 
-from scripts import api_page, models_page
+from scripts import api_page, metric_page, models_page
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(
@@ -31,7 +31,11 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:)[^)\s#]+")
 MATH_BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(^(```+).*?^\2$)|^<!--.*?-->$", re.MULTILINE | re.DOTALL)  # group 1: a fenced block, which stays
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
-GENERATED = {"docs/reference.md": api_page.render_page, "docs/tested_models.md": models_page.render_page}
+GENERATED = {
+    "docs/reference.md": api_page.render_page,
+    "docs/tested_models.md": models_page.render_page,
+    "docs/all_metrics.md": metric_page.render_page,
+}
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}
 REDIRECT = '<!doctype html><title>Moved</title><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">{0}</a>\n'
 LINKED_PAGE = "---\ntitle: {name}\nsearch:\n  exclude: true\n---\n\n# {name}\n\n`{path}`\n\n{content}\n"

@@ -43,7 +43,7 @@ def main() -> None:
     terminal.print(plot_curves(curves))
     save_figure(plot_curves_as_figure(curves, "the forgotten carry"), run / "curve.png")
 
-    last = int(curves["val/accuracy"][-1][0])
+    last = int(curves["val/accuracy"].steps[-1])
     before, after = read_validation(run, 0), read_validation(run, last)
     learned = [q for q in before if before[q]["reward"] == 0 and after[q]["reward"] == 1]
     for question in learned[:2]:

@@ -60,11 +60,11 @@ def main() -> None:
     terminal.print(plot_curves(accuracy))
     figure = plot_curves_as_figure(accuracy, "SmolLM2-135M-Instruct learns to follow instructions")
     save_figure(figure, run / "curve.png")
-    before, after = (read_answers(run, int(curves[CURVE][index][0])) for index in (0, -1))
+    before, after = (read_answers(run, int(curves[CURVE].steps[index])) for index in (0, -1))
     terminal.print(make_table(before, after))
     for name in SHOWN:
         terminal.print(
-            f"{name}: {curves[name][0][1]:.2f} in the first iteration, {curves[name][-1][1]:.2f} in the last"
+            f"{name}: {curves[name].values[0]:.2f} in the first iteration, {curves[name].values[-1]:.2f} in the last"
         )
     for one, other in pick_pairs(before, after):
         terminal.print(f"\n[bold]{one['prompt'][-1]['content']}[/] (held out)")

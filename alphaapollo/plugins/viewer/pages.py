@@ -12,9 +12,9 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 
 from alphaapollo.config.changes import identify_command
+from alphaapollo.config.metrics import find_metric, is_lower_better, load_catalogue
 from alphaapollo.plugins.viewer import samples
 from alphaapollo.plugins.viewer.curves import (
-    HEALTH_CURVES,
     choose_curves,
     find_constants,
     find_validation,
@@ -34,7 +34,6 @@ from alphaapollo.plugins.viewer.run_folders import (
 )
 from alphaapollo.plugins.viewer.samples import compare_texts
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_run_plan
@@ -50,12 +49,7 @@ SWEEP_COLUMNS = 6  # keys that differ
 NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
 MAX_HEALTH_CURVES = 8  # per heading
 EXAMPLES_ON_A_PAGE = 8
-ACCURACIES = {  # name of the metric -> meaning
-    "chosen": "the solution with the most votes so far",
-    "sampled": "mean of the round's solutions",
-    "majority": "the most frequent answer so far",
-    "oracle": "at least one right solution so far",
-}
+ACCURACIES = ("chosen", "sampled", "majority", "oracle")  # of an evolution: names of the metrics accuracy/NAME
 PROBLEM_COLUMNS = ("problem", "right", "candidates", "failed", "votes_for", "votes_against")
 PROBLEMS = (
     "SELECT c.problem, count(*) AS candidates, sum(c.is_right) AS right, sum(c.failed) AS failed, "
@@ -177,7 +171,7 @@ def describe_health(query: Query) -> dict[str, object]:
     names = list_metrics(query.database, run.id)
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     panels: dict[str, JsonObject] = {}
-    for heading, beginnings in HEALTH_CURVES.items():
+    for heading, beginnings in load_catalogue().health.items():
         if panel_names := [name for name in names if name.startswith(beginnings)]:
             constants = find_constants(summarize_values(query.database, [run.id], panel_names), [run.id])
             drawn = [name for name in panel_names if name not in constants][:MAX_HEALTH_CURVES]
@@ -269,7 +263,9 @@ def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, object
     names = {kind: "table/{}_{}".format(*kind) for kind in product(("right", "wrong"), ("for", "against"))}
     verdicts = {kind: sum(values.get(name, 0) for values in rounds.values()) for kind, name in names.items()}
     report = read_json_object(folder / "report.json")
-    return {"accuracies": ACCURACIES, "rounds": rounds, "verdicts": verdicts, "report": report}
+    metrics = {name: find_metric(f"accuracy/{name}") for name in ACCURACIES}
+    meanings = {name: metric.text.meaning for name, metric in metrics.items() if metric}
+    return {"accuracies": meanings, "rounds": rounds, "verdicts": verdicts, "report": report}
 
 
 def list_problems(query: Query) -> dict[str, object]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alphaapollo.plugins.viewer.curves import Curve, average_over_seeds, limit_band, thin_out
+from alphaapollo.observability.curve import Curve
+from alphaapollo.plugins.viewer.curves import average_over_seeds, limit_band, thin_out
 from alphaapollo.plugins.viewer.samples import choose_colors, compare_texts, split_into_parts
 
 THOUGHTS = [
