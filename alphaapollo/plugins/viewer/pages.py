@@ -11,7 +11,6 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from alphaapollo.config.changes import identify_command
 from alphaapollo.config.metrics import find_metric, is_lower_better, load_catalogue
 from alphaapollo.plugins.viewer import samples
 from alphaapollo.plugins.viewer.curves import (
@@ -20,25 +19,24 @@ from alphaapollo.plugins.viewer.curves import (
     find_validation,
     list_final_values,
     list_metrics,
+    read_curve,
     summarize_values,
 )
 from alphaapollo.plugins.viewer.experiments import group_runs, identify_run, list_paired_differences
 from alphaapollo.plugins.viewer.index import KIND_NAMES
 from alphaapollo.plugins.viewer.query import Query, RunSummary, summarize_run
 from alphaapollo.plugins.viewer.run_folders import (
+    list_checks,
     list_config_starts,
-    read_config,
-    read_content,
-    read_flat_config,
     read_json_object,
+    read_set_keys,
+    read_settings,
 )
 from alphaapollo.plugins.viewer.samples import compare_texts
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.command_history import read_history
-from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_run_plan
 from alphaapollo.runs.training_examples import LoggedExample, read_examples
-from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 
@@ -102,7 +100,7 @@ def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
     sweeps, others = [], [group[0] for group in groups.values() if len(group) == 1]
     for (folder, kind), group in groups.items():
         if len(group) > 1:
-            configs = {run.id: read_flat_config(run.folder) | read_content(run.folder) for run in group}
+            configs = {run.id: read_settings(run.folder) for run in group}
             keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
             differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
             metric = next((run.headline[-1][0] for run in group if run.headline), "")
@@ -126,6 +124,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
         "FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
     )
+    earlier = {name: read_curve(query.database, run.id, name, name).values.tolist() for name, _ in run.headline}
     # rollouts/ has a file for each (kind, step).
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
@@ -133,7 +132,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "names": names,
         "chosen": options.getlist("metric") or chosen,
         "constants": constants,
-        "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
+        "values": [(name, value, next(iter(earlier[name]), None)) for name, value in run.headline],
         "steps": steps,
         "extremes": _list_extremes(query, run, steps[0]) if steps else [],
         "kind_names": KIND_NAMES,
@@ -142,17 +141,12 @@ def describe_run(query: Query) -> dict[str, object]:
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),
         "summary": read_json_object(run.folder / "summary.json"),
-        "checks": read_checks(run.folder),
+        "checks": list(list_checks(run.folder)),
         "suites": read_suite_results(run.folder)[::-1],
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),
         "options": options,
     }
-
-
-def _read_first(query: Query, run: int, name: str) -> float | None:
-    rows = query.select("SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step LIMIT 1", run, name)
-    return rows[0]["value"] if rows else None
 
 
 def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[tuple[object, ...]]:
@@ -188,11 +182,10 @@ def describe_config(query: Query) -> dict[str, object]:
     """Values of the page of a run's configuration: the values of its starts, those that are not defaults first."""
     run = query.run
     starts = list_config_starts(run.folder)
-    config, newest = read_config(run.folder), starts[-1][1] if starts else {}
-    command, history = identify_command(config), read_history(run.folder)
+    history = read_history(run.folder)
     words = history[-1].command.split() if history else []
     typed = {word.lstrip("+~'\"").partition("=")[0] for word in words if "=" in word}
-    chosen = {key for key, _ in list_non_default_keys(config, command)} if command else set(newest)
+    chosen = read_set_keys(run.folder) or (starts[-1][1] if starts else {})
     rows = [
         (key, [values.get(key) for _, values in starts], key in typed)
         for key in sorted({key for _, values in starts for key in values})
@@ -211,7 +204,7 @@ def compare_runs(query: Query) -> dict[str, object]:
     folders = read_folders(query.database, [int(run) for run in query.options.getlist("run")])
     if not (runs := [summarize_run(query, number, path) for number, path in folders.items()]):
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
-    configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
+    configs = [read_settings(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
     names = {name for run in runs for name in list_metrics(query.database, run.id)}

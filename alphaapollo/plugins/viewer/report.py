@@ -26,7 +26,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy.stats import ttest_ind
 
-from alphaapollo.config.changes import identify_command
 from alphaapollo.config.metrics import describe_axis, load_catalogue
 from alphaapollo.observability.curve import Curve, plot_curves_as_figure
 from alphaapollo.observability.metric_texts import format_duration, format_time_summary
@@ -49,14 +48,12 @@ from alphaapollo.plugins.viewer.curves import (
 from alphaapollo.plugins.viewer.experiments import compare_prompts, group_runs, list_paired_differences
 from alphaapollo.plugins.viewer.formats import FILTERS
 from alphaapollo.plugins.viewer.index import KIND_NAMES, RunIndex
-from alphaapollo.plugins.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
+from alphaapollo.plugins.viewer.run_folders import read_config, read_flat_config, read_json_object
 from alphaapollo.plugins.viewer.samples import read_record
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.command_history import read_history
-from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_input_digests
-from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 
@@ -186,7 +183,7 @@ def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[R
 
 def list_config_differences(groups: Groups) -> Iterator[Row]:
     """Yield (key, values in each group) of the keys that differ between runs, without secrets."""
-    configs = [[read_flat_config(run.folder) | read_content(run.folder) for run in runs] for runs in groups.values()]
+    configs = [[run_folders.read_settings(run.folder) for run in runs] for runs in groups.values()]
     keys = {key for group_configs in configs for config in group_configs for key in config}
     for runs in groups.values():
         keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
@@ -281,10 +278,8 @@ def list_failures(run: ReportedRun) -> Iterator[Row]:
 
 def list_keys(run: ReportedRun) -> Iterator[Row]:
     """Yield (key, value) of the keys that are not the defaults, and of the seeds."""
-    config, keys = read_config(run.folder), read_flat_config(run.folder)
-    command = identify_command(config)
-    rows = dict(list_non_default_keys(config, command) if command else ())
-    rows |= {key: value for key, value in keys.items() if key.endswith("seed")}
+    seeds = {key: value for key, value in read_flat_config(run.folder).items() if key.endswith("seed")}
+    rows = run_folders.read_set_keys(run.folder) | seeds
     yield from ((make_code(key), make_code(value)) for key, value in rows.items())
 
 
@@ -316,9 +311,8 @@ def list_costs(run: ReportedRun) -> Iterator[Row]:
 
 def list_checks(run: ReportedRun) -> Iterator[Row]:
     """Yield (quantity, deviation, tolerance, verdict, where and reason) of the verified update."""
-    for one in read_checks(run.folder):
-        numbers = (f"{one.deviation:.1e}", f"{one.tolerance:.0e}") if one.covered else ("", "")
-        yield one.quantity, *numbers, one.verdict, f"{one.where} ({one.reason})" if one.where else one.reason
+    for *facts, where, reason in run_folders.list_checks(run.folder):
+        yield *facts, f"{where} ({reason})" if where else reason
 
 
 def list_digests(run: ReportedRun) -> Iterator[Row]:
