@@ -8,7 +8,7 @@ import socket
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,15 @@ SMALL_FILES = (
     "verification.json",
     "examples.jsonl",
 )
+LOCK = ".lock"  # of the run, beside its folder
 ODD_FILES = [
-    *((name, kind) for name in (*SMALL_FILES, "metrics.jsonl") for kind in (DEEP, SPARSE, FIFO, ZERO, PRIVATE)),
+    *((name, DEEP) for name in (*SMALL_FILES, "metrics.jsonl")),
+    *zip((*SMALL_FILES, "metrics.jsonl"), cycle((SPARSE, FIFO, ZERO, PRIVATE))),
+    *zip((*SMALL_FILES, "metrics.jsonl"), cycle((FIFO, PRIVATE, SPARSE, ZERO))),
+    *(("config.yaml", text) for text in ("a: [1,", "model: text", "actor_rollout_ref: {model: {path: [1]}}")),
+    *((LOCK, text) for text in ("[1]", '"text"', '{"pid": [1]}', '{"pid": 1e400}', '{"pid": "x"}')),
+    ("history.jsonl", '{"command": '),
+    ("plan.json", '{"settings": '),
     *((name, FIFO) for name in ("suites/a/b/result.json", "model/x.safetensors", "rollouts/trained_000001.npz")),
     ("config.yaml", f"a: &a [{','.join('x' * 9)}]\n{ALIASES}"),
     ("config.yaml", "a: &a " + "x" * 500_000 + "\nb: [" + "*a," * 10_000 + "]"),
@@ -48,7 +55,8 @@ def test_an_odd_file_stops_neither_its_page_nor_other_runs(tmp_path: Path) -> No
     root = tmp_path / "outputs"
     (tmp_path / PRIVATE).write_text('{"secret_value": {"secret_value": "secret_value"}}')
     for number, (name, content) in enumerate(ODD_FILES):
-        file = write_run(root / f"{number:02}", steps=1) / name
+        folder = write_run(root / f"{number:02}", steps=1)
+        file = root / f".{number:02}.lock" if name == LOCK else folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         if name == "status.json":
@@ -59,7 +67,8 @@ def test_an_odd_file_stops_neither_its_page_nor_other_runs(tmp_path: Path) -> No
         elif content in (ZERO, PRIVATE):
             file.symlink_to(tmp_path / content)  # an absolute path replaces the folder
         else:
-            file.write_text("" if content == SPARSE else content)
+            own_host = f'{{"host": "{socket.gethostname()}", '
+            file.write_text("" if content == SPARSE else content.replace("{", own_host) if name == LOCK else content)
             os.truncate(file, 3 << 29 if content == SPARSE else file.stat().st_size)
     write_run(root / "good")
     index = update_index(root)
