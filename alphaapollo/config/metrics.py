@@ -87,7 +87,7 @@ def find_metric(name: str) -> Metric | None:
 def is_lower_better(name: str) -> bool:
     """Return whether lower values of a metric are better, e.g. of `val/loss`. A metric that is not in the catalogue is
     compared like the training metric with the same last part."""
-    metric = find_metric(name) or find_metric(f"train/{name.rpartition('/')[2]}")
+    metric = find_metric(name) or find_metric(f"train/{name.rpartition('/')[2].removesuffix('_greedy')}")
     return metric is not None and metric.direction == "down"
 
 

@@ -84,10 +84,11 @@ def plot_curves(curves: Mapping[str, Curve], width: int = 72, height: int = 10) 
     return text
 
 
-def compute_value_range(values: Sequence[np.ndarray]) -> tuple[float, float]:
+def compute_value_range(values: Sequence[np.ndarray | float]) -> tuple[float, float]:
     """Return the range of the y axis, which is never empty: (min, max) of the values, or (0, 1) if they look like rates
     (no value is negative, and the largest is in [0.3, 1])."""
-    low, high = min(float(array.min()) for array in values), max(float(array.max()) for array in values)
+    joined = np.hstack(values)
+    low, high = float(joined.min()), float(joined.max())
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)

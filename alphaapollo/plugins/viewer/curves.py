@@ -254,8 +254,8 @@ def make_prompt_traces(database: sqlite3.Connection, run: int, question: int) ->
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:
     """Compute the exponential moving average without bias at the start, as TensorBoard does. 0 <= weight < 1.
 
-    >>> smooth(np.array([1.0, 0.0, 0.0]), 0.5).round(3).tolist()
-    [1.0, 0.333, 0.143]
+    >>> smooth(np.array([1.0, 0.0, 0.0]), 0.75).round(3).tolist()
+    [1.0, 0.429, 0.243]
     """
     return pd.Series(values).ewm(alpha=1 - weight).mean().to_numpy()
 

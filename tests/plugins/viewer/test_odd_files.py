@@ -97,15 +97,6 @@ def test_links_that_lead_back_and_huge_tokenizers_do_not_stop_the_viewer(tmp_pat
     assert decode_tokens(run, [7]) == ["[7]"]
 
 
-def test_the_newest_configuration_is_shown(tmp_path: Path) -> None:
-    write_run(tmp_path / "outputs/first")
-    client = TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"]))
-    assert "iteration 3 of 9" in client.get("/runs/1").text
-    for name, steps in (("config.2.yaml", 10), ("config.10.yaml", 12)):
-        (tmp_path / "outputs/first" / name).write_text(f"trainer: {{total_training_steps: {steps}}}")
-    assert "iteration 3 of 12" in client.get("/runs/1").text
-
-
 def write_other_notes(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE, more TEXT NOT NULL)")

@@ -65,7 +65,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     [
         ("/", ['href="/runs/2">second</a>', 'href="/runs/1">first</a>', "critic/score/mean</span> 0.300", "3 of 9"]),
         ("/?by=sweep", ['<th title="trainer.seed">', 'best" data-label="critic/score/mean">1.300</td>', ">1<"]),
-        ("/runs/1", ["/curves?metric=critic/score/mean", ">reward, higher is better</small>", 'href="/runs/1/step/3">step 3</a>']),
+        (
+            "/runs/1",
+            [
+                "/curves?metric=critic/score/mean",
+                ">reward, higher is better</small>",
+                'href="/runs/1/step/3">step 3</a>',
+            ],
+        ),
         ("/runs/1", ["<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>", "<dt>iterations</dt><dd>9</dd>"]),
         ("/runs/1", ["best sample", "&lt;think&gt;7, 7&lt;/think&gt;14", "worst sample"]),
         (
@@ -225,8 +232,8 @@ def test_curves(shared: TestClient) -> None:
     band, mean = shared.get("/curves?metric=critic/score/mean&run=1&run=2&seeds=1").json()
     assert mean["y"] == pytest.approx([0.6, 0.7, 0.8])
     assert band["y"][0] == pytest.approx(0.6 + 12.706 * 0.5, rel=1e-3)  # t(0.975, 1) * standard error of 0.1 and 1.1
-    points, smooth = shared.get("/curves?metric=critic/score/mean&run=1&smooth=0.5").json()
-    assert points["mode"] == "markers" and smooth["y"][1] == pytest.approx(0.1 / 3 + 0.2 * 2 / 3)
+    points, smooth = shared.get("/curves?metric=critic/score/mean&run=1&smooth=0.75").json()
+    assert points["mode"] == "markers" and smooth["y"][1] == pytest.approx((0.2 + 0.75 * 0.1) / 1.75)
     assert points["y"] == [0.1, 0.2, 0.3]
 
 

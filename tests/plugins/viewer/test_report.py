@@ -326,8 +326,8 @@ def test_inputs_are_compared_by_their_content(tmp_path: Path) -> None:
 
 
 def test_changes_between_the_starts_of_a_run(run: Path) -> None:
-    (run / "config.1.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 0}\n")
-    (run / "config.2.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 5}\n")
+    for number, values in ((2, "{seed: 0}"), (10, "{seed: 5, total_training_steps: 12}")):
+        (run / f"config.{number}.yaml").write_text(f"actor_rollout_ref: {{model: {{path: m}}}}\ntrainer: {values}\n")
     text = report(run)
-    assert "| `trainer.total_training_steps` | config.1.yaml | `9` | `-` |" in text
-    assert "| `trainer.seed` | config.2.yaml | `0` | `5` |" in text
+    assert "| `trainer.total_training_steps` | config.2.yaml | `9` | `-` |" in text
+    assert "| `trainer.seed` | config.10.yaml | `0` | `5` |" in text and "3 of 12 iterations" in text

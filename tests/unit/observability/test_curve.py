@@ -48,7 +48,7 @@ def test_short_and_flat_curves_are_drawn(points: list[tuple[float, float]]):
 
 def test_axis_and_ticks():
     ranges = {(0.24, 0.97): (0, 1), (0.01, 0.02): (0.01, 0.02), (-3.0, 5.0): (-3, 5), (2.0,): (1.5, 2.5)}
-    assert {values: compute_value_range([np.array(values)]) for values in ranges} == ranges
+    assert {values: compute_value_range(values) for values in ranges} == ranges
 
 
 def test_a_plotted_run_has_its_intervals_and_is_shown_by_notebooks(tmp_path: Path):
