@@ -67,7 +67,7 @@ def test_the_prompt_length_of_agents_is_that_of_the_first_answer() -> None:
 
 
 def test_group_shares() -> None:
-    lost = trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)
+    lost = trajectory(1, math.nan, 9, Outcome.GRADER_FAILED)
     groups = [
         group(trajectory(0, 1.0, 1), trajectory(1, 1.0, 1)),
         group(trajectory(0, 0.0, 1), trajectory(1, 0.5, 1)),  # none right, but not equal
@@ -85,6 +85,7 @@ def test_group_shares() -> None:
         "groups/dropped": 1 / 5,
     }
     assert metrics["outcome/failed"] == metrics["outcome/grader_failed"] == 3 / 10
+    assert metrics["response_length/wrong"] == 1.0, "failed trajectories are not wrong"
     assert metrics["critic/score/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
 
 

@@ -128,7 +128,8 @@ def test_a_record_read_back_is_the_same_result() -> None:
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
     first, second, third = fresh
     assert (first.accuracy, first.reward, first.answer, first.num_tokens) == (1.0, 0.3, "7", 19)
-    assert second.outcome.failed and math.isnan(second.accuracy) and second.failure_reason == "it broke"
+    assert second.outcome.failed and math.isnan(second.accuracy) and math.isnan(second.reward)
+    assert second.failure_reason == "it broke"
     assert (third.accuracy, third.answer) == (0.0, "?")
 
 
