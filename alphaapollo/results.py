@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from alphaapollo.config.metrics import load_catalogue
 from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, SftConfig
 from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.utils.json_types import JsonObject
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from alphaapollo.rollout.suites import SuiteResult
-
-MAIN_METRICS = (
-    *("distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy", "val/accuracy"),
-    *("train/loss", "val/loss", "accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle"),
-)
 
 
 @dataclass(frozen=True)
@@ -39,15 +35,13 @@ class RunResult:
 
     def plot(self, *names: str) -> Figure:
         """Plot metrics with the confidence intervals that the run has logged. Default: the main metrics of the run."""
-        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
+        from alphaapollo.observability.curve import plot_run
 
         metrics = self.metrics
-        logged = tuple(name for name in MAIN_METRICS if name in metrics and metrics[name].notna().any())
-        chosen = names or logged or MAIN_METRICS  # unknown names raise an error that lists the available ones
-        curves = read_curves(self.folder / "metrics.jsonl", chosen)
-        bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
-        bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
-        return plot_curves_as_figure(curves, str(self.folder), self.X_LABEL, bands)
+        main = [name for name, metric in load_catalogue().main.items() if metric.plot]
+        logged = [name for name in main if name in metrics and metrics[name].notna().any()]
+        chosen = names or logged or main  # unknown names raise an error that lists the available ones
+        return plot_run(self.folder / "metrics.jsonl", chosen, str(self.folder), self.X_LABEL)
 
 
 @dataclass(frozen=True)
@@ -100,16 +94,15 @@ class Evaluation:
 
     def plot(self) -> Figure:
         """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
-        from alphaapollo.observability.curve import plot_curves_as_figure
+        from alphaapollo.observability.curve import Curve, plot_curves_as_figure
 
         shares = self.metrics.query("high <= 1")  # without metrics such as the response length
         names = list(shares["figure"].unique())
         rows = shares.assign(x=shares["figure"].map(names.index)).sort_values("x")
-        tables = {str(source) or "(no data source)": table for source, table in rows.groupby("data_source")}
-        points = {source: [*zip(table["x"], table["value"], strict=True)] for source, table in tables.items()}
-        bands = {
-            source: [*zip(table["x"], table["low"], table["high"], strict=True)] for source, table in tables.items()
-        }
-        figure = plot_curves_as_figure(points, str(self.folder), "", bands)
+        curves = {}
+        for source, table in rows.groupby("data_source"):
+            band = table[["x", "low", "high"]].to_numpy(dtype=float)
+            curves[str(source) or "(no data source)"] = Curve("", band[:, 0], table["value"].to_numpy(), band)
+        figure = plot_curves_as_figure(curves, str(self.folder), "")
         figure.axes[0].set_xticks(range(len(names)), names, rotation=30, ha="right")
         return figure

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from latex2mathml.converter import convert
 
-from scripts import api_page, models_page
+from scripts import api_page, metric_page, models_page
 from scripts.config_pages import render_pages as render_config_pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,9 +33,14 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:)[^)\s#]+")
 MATH_BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(^(```+).*?^\2$)|^<!--.*?-->$", re.MULTILINE | re.DOTALL)  # group 1: a fenced block, which stays
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
-GENERATED = {"docs/reference.md": api_page.render_page, "docs/tested_models.md": models_page.render_page}
+GENERATED = {
+    "docs/reference.md": api_page.render_page,
+    "docs/tested_models.md": models_page.render_page,
+    "docs/all_metrics.md": metric_page.render_page,
+}
 SHOWN_ON_PAGES = {  # links to these sources lead to the generated page on the site
     "alphaapollo/config/schema": "docs/config/main_ppo.md",
+    "alphaapollo/config/metrics.yaml": "docs/all_metrics.md",
     **{f"alphaapollo/config/{name}_keys.yaml": f"docs/{name}_keys.md" for name in ("verl", "trl", "openrlhf", "swift")},
 }
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}

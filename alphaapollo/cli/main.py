@@ -26,7 +26,7 @@ OVERVIEW = """alphaapollo: post-training of language models with reinforcement l
 {subcommands}
 
   alphaapollo SUBCOMMAND --help  its most important keys
-  alphaapollo explain KEY        any key
+  alphaapollo explain KEY        any key, or a metric
   alphaapollo --version
 """
 
@@ -92,7 +92,7 @@ SUBCOMMANDS = {  # in the order of --help
     ),
     "serve": Subcommand("run vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
     "explain": Subcommand(
-        "explain a key (also of verl, TRL, OpenRLHF and ms-swift)",
+        "explain a key (also of verl, TRL, OpenRLHF and ms-swift), or a metric",
         "alphaapollo.config.__main__:main",
         first_argument="explain",
     ),

@@ -1,4 +1,4 @@
-"""python -m alphaapollo.config explain KEY[=VALUE]...   print what each key does, in one line
+"""python -m alphaapollo.config explain KEY[=VALUE]|METRIC ...   print what each key or metric means, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...] [-- ARG ...]
     convert a script of verl, TRL, OpenRLHF or ms-swift (docs/verl.md)"""
 
@@ -21,6 +21,7 @@ from alphaapollo.config.keys import (
     list_sections,
 )
 from alphaapollo.config.load import check_override
+from alphaapollo.config.metrics import explain_metric
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.schema.plugins import describe_missing_section
 from alphaapollo.config.verl import find_differences_from_verl
@@ -47,8 +48,10 @@ def main(argv: list[str]) -> int:
 
 def explain_key(name: str) -> str:
     """Return one line about KEY or KEY=VALUE: accepted, renamed, dropped, not supported, refused, or unknown with
-    similar keys."""
+    similar keys; or about a metric, which has a slash in its name."""
     name, equals, value = name.lstrip("+~-").partition("=")
+    if "/" in name:
+        return explain_metric(name)
     for schema in COMMANDS.values():
         name = find_plugin_key(name, schema)
     keys = {command: list_keys(schema) | list_plugin_keys(name, schema) for command, schema in COMMANDS.items()}

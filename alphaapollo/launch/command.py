@@ -22,18 +22,19 @@ from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
+from alphaapollo.config.metrics import is_lower_better, list_end_metrics
 from alphaapollo.config.schema import Config, InferenceConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.errors import REPORTED_ERRORS, WorkerLost
 from alphaapollo.launch.early_imports import import_engine_early
 from alphaapollo.launch.inputs import detect_node_resources
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.curve import Points, read_curves
+from alphaapollo.observability.curve import Curve, read_curves
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.processes.watchdog import RUN, kill_run_processes
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints, parse_step
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, list_checkpoints, parse_step
 from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.resume import find_start_point, format_completed_run_message, resume_hint
@@ -42,14 +43,6 @@ from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.plugins import is_available
 
 CommandConfig = Config | TuningConfig | InferenceConfig
-MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
-    ("val/accuracy", "val/reward", "val/loss"),
-    ("distill/divergence", "distill/reverse_kl"),
-    ("distill/agreement",),
-    ("reward/accuracy", "critic/score/mean", "train/loss"),
-    ("train/accuracy",),
-    ("val/margin", "train/margin"),
-)
 
 
 def make_command(schema: type[CommandConfig], config_name: str, module_name: str) -> MainFunction:
@@ -203,24 +196,24 @@ def describe_changes(folder: Path, seconds: float, resumed_step: int | None) -> 
     since = f" since iteration {resumed_step}" if resumed_step else ""
     duration = "" if resumed_step is None else f" ({format_duration(seconds)}{since})"
     lines = []
-    for names in MAIN_METRICS:
+    for names in list_end_metrics():
         for name in names:
             with suppress(OSError, ValueError):  # the run has no such metric, or metrics.jsonl is damaged
-                (points,) = read_curves(folder / "metrics.jsonl", [name]).values()
-                lines.append(f"{name:<18} {_describe_change(name, points)}{duration}")
+                (curve,) = read_curves(folder / "metrics.jsonl", [name]).values()
+                lines.append(f"{name:<18} {_describe_change(curve)}{duration}")
                 duration = ""  # only the first line has it
                 break
     return lines
 
 
-def _describe_change(name: str, points: Points) -> str:
-    (start, first), (end, last) = points[0], points[-1]
+def _describe_change(curve: Curve) -> str:
+    first, last, start, end = *curve.values[[0, -1]], *curve.steps[[0, -1]].astype(int)
     if start == end:
         return f"{last:.3f} in iteration {end}"
     begin = f"{first:.3f}" if start <= 1 else f"{first:.3f} (iteration {start})"
-    find_best = min if is_lower_better(name) else max
-    best_step, best = find_best(points, key=lambda point: point[1])
-    addition = f", best {best:.3f} in iteration {best_step}" if best != last else ""
+    at = curve.values.argmin() if is_lower_better(curve.name) else curve.values.argmax()
+    best, step = curve.values[at], int(curve.steps[at])
+    addition = f", best {best:.3f} in iteration {step}" if best != last else ""
     return f"{begin} -> {last:.3f} in {end} iterations{addition}"
 
 

@@ -251,7 +251,7 @@ class ExpertLoadBalancer:
         return self.coefficient * load_balancing_loss(counts, routing.probabilities, tokens, share)
 
     def compute_metrics(self) -> dict[str, float]:
-        """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
+        """Compute metrics of the expert loads over all ranks (a collective), see config/metrics.yaml."""
         totals = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
         dist.all_reduce(totals)
         totals = torch.cat([totals, self.loss[None]]).cpu()  # the loss is already a sum over ranks

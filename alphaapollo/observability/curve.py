@@ -1,49 +1,60 @@
-"""Plot metrics of a run (metrics.jsonl) in the terminal, as PNG and in notebooks.
-
-python -m alphaapollo.observability.curve outputs/quickstart/grpo val/accuracy val/accuracy_greedy --png curve.png
-"""
+"""Plot metrics of a run (metrics.jsonl) in the terminal and as figures, e.g. of notebooks."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.text import Text
 
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.config.metrics import describe_axis
 from alphaapollo.runs.metrics_file import read_metrics
-from alphaapollo.utils.hub import expand_home
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Points = Sequence[tuple[float, float]]  # (step, value), sorted by step
-Band = Sequence[tuple[float, float, float]]  # (step, low, high), sorted by step
-
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 STYLES = [("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+")]  # markers are distinct without colors
 
 
-def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Read the points (step, value) of each metric in a metrics.jsonl. Missing and null values are skipped.
+@dataclass(frozen=True)
+class Curve:
+    """Values of a metric in the order of the steps, [N] each, and its 95 % intervals."""
+
+    name: str
+    steps: np.ndarray
+    values: np.ndarray
+    band: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))  # [M, 3]: step, low, high
+
+
+def read_curves(path: Path, names: Sequence[str]) -> dict[str, Curve]:
+    """Read metrics of a metrics.jsonl, with the intervals that the run has logged as `NAME/low` and `NAME/high`.
+    Missing and null values are skipped.
 
     Raises ValueError for a metric without values.
     """
-    records = read_metrics(path)
-    curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
-    for name, points in curves.items():
-        if not points:
+    records, curves = read_metrics(path), dict[str, Curve]()
+    for name in names:
+        points, band = (
+            np.array([row for record in records if None not in (row := [record.get(key) for key in keys])], dtype=float)
+            for keys in (("step", name), ("step", f"{name}/low", f"{name}/high"))
+        )
+        if not len(points):
             names_with_values = sorted({key for record in records for key in record} - {"step"})
             raise ValueError(f"{path} has no values of {name!r}. It has: {', '.join(names_with_values) or 'nothing'}.")
+        curves[name] = Curve(name, points[:, 0], points[:, 1], band.reshape(-1, 3))
     return curves
 
 
-def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
-    """Plot curves as text for the terminal. If there are several curves, a legend shows their markers and last values.
+def plot_curves(curves: Mapping[str, Curve], width: int = 72, height: int = 10) -> Text:
+    """Plot metrics as text for the terminal, below their unit and direction. If there are several, a legend shows their
+    markers and last values.
 
-    width: maximum number of characters. height: lines, without the step labels and the legend.
+    width: maximum number of characters. height: lines of the plot, without the step labels.
 
     Raises ValueError if there are more curves than markers.
     """
@@ -61,32 +72,33 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
     plotext.yaxes(True, False)
     plotext.xfrequency(2)  # labels of the first and the last step
     plotext.yfrequency(3)
-    plotext.ylim(*compute_value_range([value for points in curves.values() for _, value in points]))
-    for points, (color, marker) in zip(curves.values(), STYLES, strict=False):
-        steps, values = [step for step, _ in points], [value for _, value in points]
-        plotext.plot(steps, values, marker=marker, color=color)
-    text = Text.from_ansi(plotext.build().rstrip())
+    plotext.ylim(*compute_value_range([curve.values for curve in curves.values()]))
+    for curve, (color, marker) in zip(curves.values(), STYLES, strict=False):
+        plotext.plot(curve.steps.tolist(), curve.values.tolist(), marker=marker, color=color)
+    axis = describe_axis(curves)
+    text = Text(f"{axis}\n" * bool(axis), "dim") + Text.from_ansi(plotext.build().rstrip())
     if len(curves) > 1:
-        for (name, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
+        for (name, curve), (color, marker) in zip(curves.items(), STYLES, strict=False):
             sign = "━" if marker == "braille" else marker
-            text.append(f"\n   {sign * 3} ", color).append(f"{name} {points[-1][1]:.3f}")
+            text.append(f"\n   {sign * 3} ", color).append(f"{name} {curve.values[-1]:.3f}")
     return text
 
 
-def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
+def compute_value_range(values: Sequence[np.ndarray | float]) -> tuple[float, float]:
     """Return the range of the y axis, which is never empty: (min, max) of the values, or (0, 1) if they look like rates
     (no value is negative, and the largest is in [0.3, 1])."""
-    low, high = min(values), max(values)
+    joined = np.hstack(values)
+    low, high = float(joined.min()), float(joined.max())
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def plot_curves_as_figure(
-    curves: Mapping[str, Points], title: str = "", x_label: str = "step", bands: Mapping[str, Band] | None = None
+    curves: Mapping[str, Curve], title: str = "", x_label: str = "step", y_label: str = ""
 ) -> Figure:
-    """Plot curves as a matplotlib figure, which notebooks display directly. bands: confidence intervals by curve,
-    which the value axis may cut off."""
+    """Plot curves, by their labels, as a matplotlib figure, which notebooks display directly. The value axis may cut
+    off their intervals."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -95,46 +107,30 @@ def plot_curves_as_figure(
             self.savefig(png, dpi=100)
             return png.getvalue()
 
-    figure, bands = NotebookFigure(figsize=(7, 4), layout="constrained"), bands or {}
+    figure = NotebookFigure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for name, points in curves.items():
-        steps, values = [step for step, _ in points], [value for _, value in points]
-        (line,) = axes.plot(steps, values, marker="o" if len(steps) <= 50 else "", markersize=3, label=name)
-        if band := bands.get(name):
-            steps, lows, highs = ([row[column] for row in band] for column in range(3))
-            axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15)
-    low, high = compute_value_range([value for points in curves.values() for _, value in points])
+    for name, curve in curves.items():
+        marker = "o" if len(curve.steps) <= 50 else ""
+        (line,) = axes.plot(curve.steps, curve.values, marker=marker, markersize=3, label=name)
+        if len(curve.band):
+            axes.fill_between(*curve.band.T, color=line.get_color(), alpha=0.15)
+    low, high = compute_value_range([curve.values for curve in curves.values()])
     margin = (high - low) / 30
-    axes.set(xlabel=x_label, title=title, ylim=(low - margin, high + margin))
+    axes.set(xlabel=x_label, ylabel=y_label, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
 
 
-def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
-    """Save the curves as PNG."""
+def plot_run(path: Path, names: Sequence[str], title: str = "", x_label: str = "step") -> Figure:
+    """Plot metrics of a metrics.jsonl as a matplotlib figure. Raises ValueError for a metric without values."""
+    return plot_curves_as_figure(read_curves(path, names), title, x_label, describe_axis(names))
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure as PNG, SVG or PDF, by the ending of the path. Raises ValueError for another ending."""
+    if path.suffix not in FIGURE_SUFFIXES:
+        raise ValueError(f"{path} must end in {', '.join(FIGURE_SUFFIXES[:-1])} or {FIGURE_SUFFIXES[-1]}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    plot_curves_as_figure(curves, title).savefig(path, dpi=150)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Plot metrics of a run. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
-    parser.add_argument("run", metavar="RUN", type=expand_home, help="the run's folder, or its metrics.jsonl")
-    parser.add_argument("metrics", metavar="METRIC", nargs="+", help="e.g. critic/score/mean val/accuracy")
-    parser.add_argument("--png", type=expand_home, help="also save the plot to this file")
-    options = parser.parse_args(argv)
-    try:
-        path = options.run / "metrics.jsonl" if options.run.is_dir() else options.run
-        curves = read_curves(path, options.metrics)
-        Terminal(highlight=False).print(plot_curves(curves), soft_wrap=True)
-        if options.png:
-            save_curves_as_png(curves, options.png)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""Metrics of one iteration: rollouts and speed. docs/metrics.md explains each metric."""
+"""Metrics of one iteration: rollouts and speed. config/metrics.yaml explains each metric."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from typing import Self
 import msgspec
 
 from alphaapollo._version import __version__
+from alphaapollo.config.metrics import is_lower_better
 from alphaapollo.runs.input_digests import RunInputs
 from alphaapollo.runs.run_status import STATUS
 from alphaapollo.utils.disk import (
@@ -50,7 +51,6 @@ MANIFEST = "manifest.json"
 """File with size and digest of all other files of a checkpoint. A checkpoint without it counts as damaged."""
 NAME = re.compile(r"step_(\d{6,})")  # name of a checkpoint; copies made by the user have other names
 PARALLEL_READS = 4  # number of files that are read in parallel
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed", "divergence", "reverse_kl"})  # parts of metric names
 
 
 def write_format(folder: Path) -> None:
@@ -191,11 +191,6 @@ def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, floa
         raise ValueError(
             f"{key}={metric} is not a metric of this run's validation. Set it to one of {', '.join(sorted(metrics))}."
         )
-
-
-def is_lower_better(metric: str) -> bool:
-    """Return whether lower values of a metric are better, e.g. of `val/loss`."""
-    return not LOWER_IS_BETTER.isdisjoint(metric.replace("_greedy", "").split("/"))
 
 
 def list_checkpoints(path: Path) -> list[Path]:

@@ -11,12 +11,12 @@ from typing import Self
 
 import numpy as np
 
+from alphaapollo.config.metrics import is_lower_better
 from alphaapollo.config.schema.trainer import Training
 from alphaapollo.runs.checkpoint_folder import (
     PROGRESS,
     RunProgress,
     check_metric_exists,
-    is_lower_better,
     write_progress,
 )
 from alphaapollo.runs.group_files import read_values, write_values

@@ -9,4 +9,4 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
 examples/small_run.sh code grpo "$seed" "$out"
-"$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy
+"$python" -m alphaapollo plot "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy

@@ -16,5 +16,5 @@ echo "== RL in two turns with an image in each, from the same warm-up (examples/
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")"
 for run in grpo grpo_two_turns; do
     echo "== $run"
-    "$python" -m alphaapollo.observability.curve "$out/$run/metrics.jsonl" val/accuracy val/accuracy_greedy
+    "$python" -m alphaapollo plot "$out/$run/metrics.jsonl" val/accuracy val/accuracy_greedy
 done

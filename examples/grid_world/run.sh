@@ -9,4 +9,4 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
 examples/small_run.sh grid_world gigpo "$seed" "$out"
-"$python" -m alphaapollo.observability.curve "$out/gigpo/metrics.jsonl" val/accuracy val/accuracy_greedy
+"$python" -m alphaapollo plot "$out/gigpo/metrics.jsonl" val/accuracy val/accuracy_greedy

@@ -13,4 +13,4 @@ echo "== the trained model without information: the environment always says high
 "$python" -m alphaapollo.trainer.main_generation --config-dir examples/guessing_game --config-name deaf \
     data.path="$out/data/val.parquet" model.path="$out/grpo/model" \
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")"
-"$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy
+"$python" -m alphaapollo plot "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy

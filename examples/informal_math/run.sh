@@ -13,4 +13,4 @@ echo "== the trained model without the tool"
 "$python" -m alphaapollo.trainer.main_generation --config-dir examples/informal_math --config-name no_tool \
     data.path="$out/data/val.parquet" model.path="$out/grpo/model" \
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")"
-"$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy tool/calls_per_turn
+"$python" -m alphaapollo plot "$out/grpo/metrics.jsonl" val/accuracy tool/calls_per_turn

@@ -11,7 +11,7 @@ from rich.columns import Columns
 from rich.panel import Panel
 from rich.text import Text
 
-from alphaapollo.observability.curve import plot_curves, read_curves, save_curves_as_png
+from alphaapollo.observability.curve import plot_curves, plot_curves_as_figure, read_curves, save_figure
 from alphaapollo.observability.terminal import Terminal, shorten_text
 
 CURVES = ("val/accuracy", "val/accuracy_greedy")
@@ -41,9 +41,9 @@ def main() -> None:
     curves = read_curves(run / "metrics.jsonl", CURVES)
     terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
     terminal.print(plot_curves(curves))
-    save_curves_as_png(curves, run / "curve.png", "the forgotten carry")
+    save_figure(plot_curves_as_figure(curves, "the forgotten carry"), run / "curve.png")
 
-    last = int(curves["val/accuracy"][-1][0])
+    last = int(curves["val/accuracy"].steps[-1])
     before, after = read_validation(run, 0), read_validation(run, last)
     learned = [q for q in before if before[q]["reward"] == 0 and after[q]["reward"] == 1]
     for question in learned[:2]:

@@ -17,5 +17,5 @@ echo "== SDFT from the same warm-up (examples/self_distillation/sdft.yaml)"
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")"
 for run in sdpo sdft; do
     echo "== $run"
-    "$python" -m alphaapollo.observability.curve "$out/$run/metrics.jsonl" val/accuracy val/accuracy_greedy
+    "$python" -m alphaapollo plot "$out/$run/metrics.jsonl" val/accuracy val/accuracy_greedy
 done

@@ -13,7 +13,7 @@ from typing import Any
 from rich.columns import Columns
 from rich.table import Table
 
-from alphaapollo.observability.curve import plot_curves, read_curves, save_curves_as_png
+from alphaapollo.observability.curve import plot_curves, plot_curves_as_figure, read_curves, save_figure
 from alphaapollo.observability.terminal import Terminal
 from examples.quickstart.report import panel
 
@@ -58,12 +58,13 @@ def main() -> None:
     accuracy = {CURVE: curves[CURVE]}
     terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
     terminal.print(plot_curves(accuracy))
-    save_curves_as_png(accuracy, run / "curve.png", "SmolLM2-135M-Instruct learns to follow instructions")
-    before, after = (read_answers(run, int(curves[CURVE][index][0])) for index in (0, -1))
+    figure = plot_curves_as_figure(accuracy, "SmolLM2-135M-Instruct learns to follow instructions")
+    save_figure(figure, run / "curve.png")
+    before, after = (read_answers(run, int(curves[CURVE].steps[index])) for index in (0, -1))
     terminal.print(make_table(before, after))
     for name in SHOWN:
         terminal.print(
-            f"{name}: {curves[name][0][1]:.2f} in the first iteration, {curves[name][-1][1]:.2f} in the last"
+            f"{name}: {curves[name].values[0]:.2f} in the first iteration, {curves[name].values[-1]:.2f} in the last"
         )
     for one, other in pick_pairs(before, after):
         terminal.print(f"\n[bold]{one['prompt'][-1]['content']}[/] (held out)")

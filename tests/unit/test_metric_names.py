@@ -1,4 +1,4 @@
-"""docs/metrics.md and the code name the same metrics. tests/loop checks this for every complete run, too."""
+"""The catalogue of metrics and the code name the same metrics. tests/loop checks this for every complete run, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOINED = ("", "length_", "rho_")  # what the code writes before a name of its ow
 def test_what_is_documented_exists(name: str) -> None:
     for part in re.findall(r"[a-z][a-z0-9_]*", re.sub(r"<[^>]+>", "/", name)):
         said = {part.removeprefix(start).rstrip("_") for start in JOINED} | {part}
-        assert said & words(), f"docs/metrics.md has {name}, and nothing in the package says {part}"
+        assert said & words(), f"the catalogue has {name}, and nothing in the package says {part}"
 
 
 def test_what_rollouts_and_batches_give_is_documented() -> None:

@@ -60,7 +60,7 @@ def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> J
 
 
 def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int) -> dict[str, float]:
-    """Return the metrics of a round for metrics.jsonl (docs/metrics.md). An accuracy without graded problems is NaN."""
+    """Return the metrics of a round for metrics.jsonl. An accuracy without graded problems is NaN."""
     summary, metrics = summarize_round(pool, problems, round_number), dict[str, float]()
     for name in ACCURACIES:
         for suffix, field in (("", "value"), ("/low", "low"), ("/high", "high")):

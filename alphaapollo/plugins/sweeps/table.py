@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from alphaapollo.launch.command import MAIN_METRICS
-from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
-from alphaapollo.plugins.viewer.curves import MAX_CURVES, Curve, average_curves, make_estimate
-from alphaapollo.runs.checkpoint_folder import is_lower_better
+from alphaapollo.config.metrics import describe_axis, is_lower_better, list_end_metrics
+from alphaapollo.observability.curve import Curve, plot_curves_as_figure, read_curves
+from alphaapollo.plugins.viewer.curves import MAX_CURVES, average_curves, make_estimate
 from alphaapollo.runs.metrics_file import read_metrics
 
 
@@ -25,7 +24,7 @@ def choose_metric(folders: Iterable[Path], metric: str | None) -> str:
         with suppress(OSError):  # a run that failed before its first iteration
             records = read_metrics(folder / "metrics.jsonl")
             names |= {name for record in records for name, value in record.items() if value is not None}
-    found = next((name for name in ([metric] if metric else chain(*MAIN_METRICS)) if name in names), None)
+    found = next((name for name in ([metric] if metric else chain(*list_end_metrics())) if name in names), None)
     if found is None:
         known = ", ".join(sorted(names - {"step"})) or "none, see the errors above"
         raise ValueError(f"--metric {metric or 'val/accuracy'}: no run has it. Metrics of the runs: {known}.")
@@ -37,9 +36,9 @@ def read_mean_curve(metric: str, folders: Iterable[Path], last_step: float = mat
     curves = []
     for folder in folders:
         with suppress(OSError, ValueError):  # the run does not have the metric
-            points = np.array(read_curves(folder / "metrics.jsonl", [metric])[metric], dtype=float)
-            points = points[points[:, 0] <= last_step]
-            curves += [Curve("", *points.T)] if len(points) else []
+            curve = read_curves(folder / "metrics.jsonl", [metric])[metric]
+            is_shown = curve.steps <= last_step
+            curves.append(Curve("", curve.steps[is_shown], curve.values[is_shown]))
     return average_curves("", curves, metric)
 
 
@@ -63,9 +62,7 @@ def write_results(
     table = table.convert_dtypes()
     table.to_csv(folder / "sweep.csv", index=False)
     drawn = {name: curves[name] for name in order[:MAX_CURVES] if len(curves[name].steps)}
-    points = {name: [*zip(curve.steps, curve.values, strict=True)] for name, curve in drawn.items()}
-    bands = {name: curve.band.tolist() for name, curve in drawn.items() if len(curve.band)}
-    plot_curves_as_figure(points, metric, bands=bands).savefig(folder / "sweep.png", dpi=150)
+    plot_curves_as_figure(drawn, metric, y_label=describe_axis([metric])).savefig(folder / "sweep.png", dpi=150)
     return table
 
 

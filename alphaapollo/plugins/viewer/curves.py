@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import TypeVar
 
@@ -15,58 +14,22 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
+from alphaapollo.config.metrics import find_metric, is_lower_better, load_catalogue
+from alphaapollo.observability.curve import Curve
 from alphaapollo.observability.sample_metrics import CORRECT_ACCURACY, Estimate, estimate_means
 from alphaapollo.plugins.viewer.index import KIND_NAMES
-from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.utils.json_types import JsonObject
 
-MAIN_CURVES = (  # in this order; a validation after its training metric
-    *("distill/divergence", "distill/agreement", "reward/accuracy", "val/accuracy", "critic/score/mean", "val/reward"),
-    *("train/accuracy", "train/loss", "val/loss", "train/margin", "val/margin", "response_length/mean"),
-    *("actor/entropy", "actor/grad_norm", "groups/mixed", "rollout/entropy", "accuracy/chosen", "accuracy/sampled"),
-    *("accuracy/majority", "accuracy/oracle", "rollout/tokens_per_second"),
-)
 COMPONENT = "/component/"  # in names of the metrics of reward components, which follow those of the reward
-HEALTH_CURVES = {  # on the page Health: heading -> beginnings of names of metrics
-    "Log-prob mismatch of engine and trainer": ("mismatch/", "sync/probe", "actor/correction"),
-    "Entropy and clipping": ("actor/entropy", "rollout/entropy", "actor/pg_clip", "actor/clip_frac", "actor/ratio"),
-    "Gradients": ("actor/grad", "actor/lr", "actor/ref_kl", "actor/old_policy_kl", "critic/vf_explained"),
-    "Groups": ("groups/",),
-    "Lengths": ("response_length/mean", "response_length/p99", "response_length/clip_ratio", "prompt_length/max"),
-    "Failures": ("outcome/", "end/", "turn/invalid", "tool/"),
-    "Staleness": ("staleness/", "async/"),
-    "Time by phase, seconds": ("timing/",),
-    "Speed": ("rollout/tokens_per_second", "speed/", "rollout/prompt_tokens_cached"),
-    "Memory, GiB": ("memory/",),
-}
 MAX_CURVES = 16
 MAX_BANDS = 24  # iterations with an interval, per kind of samples
 MAX_COLUMNS = 60  # iterations of a histogram
 NUM_BINS = 20  # of a histogram
-FIGURES = ("accuracy", "reward", "response_length")
-BANDS = {  # metric -> kind of samples, and the one of FIGURES that it is the mean of over prompts
-    **{f"val/{name}": ("val", name) for name in FIGURES},
-    "reward/accuracy": ("step", "accuracy"),
-    "critic/score/mean": ("step", "reward"),
-    "response_length/mean": ("step", "response_length"),
-}
-VALIDATIONS = {"critic/score/mean": "val/reward", "response_length/mean": "val/response_length"}  # with other names
-SHARES = "accuracy|@|agreement|fraction|clipfrac|clip_ratio|clipped|failed|truncated|invalid|dropped|masked|padding"
-SHARE = re.compile(f"{SHARES}|^(groups|outcome|end|tool|curriculum)/")  # metrics whose intervals end at 0 and 1
+FIGURES = ("accuracy", "reward", "response_length")  # means over prompts, which have intervals
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
 DASHES = ("solid", "dash", "dot", "dashdot")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values of a metric in the order of the steps, [N] each, and its 95 % intervals."""
-
-    name: str
-    steps: np.ndarray
-    values: np.ndarray
-    band: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))  # [M, 3]: step, low, high
 
 
 def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -> Curve:
@@ -81,9 +44,23 @@ def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -
     return Curve(name, values[:, 0], values[:, 1], *bands)
 
 
-def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int], metric: str) -> Curve:
-    """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values."""
-    return average_curves(name, [read_curve(database, run, metric, name) for run in runs], metric)
+def read_mean_curve(
+    database: sqlite3.Connection,
+    name: str,
+    runs: Sequence[int],
+    metric: str,
+    make_band: Callable[[sqlite3.Connection, int, str, str], np.ndarray] | None = None,
+) -> Curve:
+    """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values.
+
+    make_band: computes the intervals over prompts of a single run, if the metric is a mean over prompts.
+    """
+    curve = average_curves(name, [read_curve(database, run, metric, name) for run in runs], metric)
+    figure = (find_validation(metric) or metric).removeprefix("val/")
+    if make_band and len(runs) == 1 and figure in FIGURES and not len(curve.band):
+        kind = "val" if metric.startswith("val/") else "step"
+        return replace(curve, band=make_band(database, runs[0], kind, figure))
+    return curve
 
 
 def average_curves(name: str, curves: Sequence[Curve], metric: str) -> Curve:
@@ -96,15 +73,16 @@ def average_curves(name: str, curves: Sequence[Curve], metric: str) -> Curve:
 
 def limit_band(curve: Curve, metric: str) -> Curve:
     """Limit the intervals of a share to 0 and 1."""
-    if SHARE.search(metric) and ((curve.values >= 0) & (curve.values <= 1)).all():
+    known = find_metric(metric)
+    if known and known.text.unit.startswith("share") and ((curve.values >= 0) & (curve.values <= 1)).all():
         return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(0, 1)]))
     return curve
 
 
 def find_validation(metric: str) -> str:
     """Return the name that a training metric has in validations; empty for other metrics."""
-    group, _, name = metric.partition("/")
-    return VALIDATIONS.get(metric) or f"val/{name}" * (group in ("reward", "train"))
+    (group, _, name), main = metric.partition("/"), load_catalogue().main.get(metric)
+    return (main.validation if main else "") or f"val/{name}" * (group in ("reward", "train"))
 
 
 def list_metrics(database: sqlite3.Connection, run: int) -> list[str]:
@@ -120,8 +98,9 @@ def choose_curves(
 ) -> tuple[list[str], dict[str, float]]:
     """Choose reward components and up to `limit` main curves of these metrics, the first one of equal curves. Also
     return those that are constant, with their values."""
-    at = MAIN_CURVES.index("train/accuracy")
-    ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
+    main_curves = [name for name, metric in load_catalogue().main.items() if metric.curve]
+    at = main_curves.index("train/accuracy")
+    ordered = [*main_curves[:at], *(name for name in sorted(names) if COMPONENT in name), *main_curves[at:]]
     drawn = [name for name in ordered if name in names]
     summaries = summarize_values(database, runs, drawn)
     constants = find_constants(summaries, runs)
@@ -176,9 +155,7 @@ def make_metric_traces(
     traces: list[JsonObject] = []
     single = [runs[0] for runs in groups.values()] if sum(map(len, groups.values())) == 1 else []
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
-        curve, raw = read_mean_curve(database, name, runs, metric), None
-        if single and metric in BANDS and not len(curve.band):
-            curve = replace(curve, band=estimate_band(database, single[0], *BANDS[metric]))
+        curve, raw = read_mean_curve(database, name, runs, metric, estimate_band if single else None), None
         if smoothing and len(runs) == 1:
             curve, raw = replace(curve, values=smooth(curve.values, smoothing)), curve
         traces += make_traces(curve, number, raw) if len(curve.steps) else []
@@ -277,8 +254,8 @@ def make_prompt_traces(database: sqlite3.Connection, run: int, question: int) ->
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:
     """Compute the exponential moving average without bias at the start, as TensorBoard does. 0 <= weight < 1.
 
-    >>> smooth(np.array([1.0, 0.0, 0.0]), 0.5).round(3).tolist()
-    [1.0, 0.333, 0.143]
+    >>> smooth(np.array([1.0, 0.0, 0.0]), 0.75).round(3).tolist()
+    [1.0, 0.429, 0.243]
     """
     return pd.Series(values).ewm(alpha=1 - weight).mean().to_numpy()
 

@@ -51,7 +51,7 @@ def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[s
         is_seed = by_seed and run_folders.read_run_state(folder).name not in ENDED_EARLY
         groups[identity if is_seed and (identity := identify_run(folder))[0] else run].append(run)
     firsts, counts = [folders[runs[0]] for runs in groups.values()], [len(runs) for runs in groups.values()]
-    configs = [run_folders.read_flat_config(folder) | run_folders.read_content(folder) for folder in firsts]
+    configs = [run_folders.read_settings(folder) for folder in firsts]
     columns = dict[tuple[str, ...], str]()
     secrets = {key for folder in firsts for key, _ in find_secret_keys_and_reasons(run_folders.read_config(folder))}
     for key in sorted({*chain(*configs)} - secrets, key=lambda key: ("seed" in key, key)):

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
+from alphaapollo.config.metrics import describe_axis, explain_metric
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.observability.sample_metrics import Estimate
 from alphaapollo.plugins.viewer.curves import PALETTE
@@ -87,6 +88,8 @@ def format_line(text: object, most: int = 100) -> str:
 
 
 FILTERS: dict[str, Callable[..., object]] = {
+    "axis": lambda metric: describe_axis([metric]),
+    "explain": explain_metric,
     "number": format_number,
     "estimate": format_estimate,
     "counts": format_counts,

@@ -11,35 +11,32 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from alphaapollo.config.changes import identify_command
+from alphaapollo.config.metrics import find_metric, is_lower_better, load_catalogue
 from alphaapollo.plugins.viewer import samples
 from alphaapollo.plugins.viewer.curves import (
-    HEALTH_CURVES,
     choose_curves,
     find_constants,
     find_validation,
     list_final_values,
     list_metrics,
+    read_curve,
     summarize_values,
 )
 from alphaapollo.plugins.viewer.experiments import group_runs, identify_run, list_paired_differences
 from alphaapollo.plugins.viewer.index import KIND_NAMES
 from alphaapollo.plugins.viewer.query import Query, RunSummary, summarize_run
 from alphaapollo.plugins.viewer.run_folders import (
+    list_checks,
     list_config_starts,
-    read_config,
-    read_content,
-    read_flat_config,
     read_json_object,
+    read_set_keys,
+    read_settings,
 )
 from alphaapollo.plugins.viewer.samples import compare_texts
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.runs.command_history import read_history
-from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_run_plan
 from alphaapollo.runs.training_examples import LoggedExample, read_examples
-from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 
@@ -50,12 +47,7 @@ SWEEP_COLUMNS = 6  # keys that differ
 NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
 MAX_HEALTH_CURVES = 8  # per heading
 EXAMPLES_ON_A_PAGE = 8
-ACCURACIES = {  # name of the metric -> meaning
-    "chosen": "the solution with the most votes so far",
-    "sampled": "mean of the round's solutions",
-    "majority": "the most frequent answer so far",
-    "oracle": "at least one right solution so far",
-}
+ACCURACIES = ("chosen", "sampled", "majority", "oracle")  # of an evolution: names of the metrics accuracy/NAME
 PROBLEM_COLUMNS = ("problem", "right", "candidates", "failed", "votes_for", "votes_against")
 PROBLEMS = (
     "SELECT c.problem, count(*) AS candidates, sum(c.is_right) AS right, sum(c.failed) AS failed, "
@@ -108,7 +100,7 @@ def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
     sweeps, others = [], [group[0] for group in groups.values() if len(group) == 1]
     for (folder, kind), group in groups.items():
         if len(group) > 1:
-            configs = {run.id: read_flat_config(run.folder) | read_content(run.folder) for run in group}
+            configs = {run.id: read_settings(run.folder) for run in group}
             keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
             differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
             metric = next((run.headline[-1][0] for run in group if run.headline), "")
@@ -132,6 +124,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
         "FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
     )
+    earlier = {name: read_curve(query.database, run.id, name, name).values.tolist() for name, _ in run.headline}
     # rollouts/ has a file for each (kind, step).
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
@@ -139,7 +132,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "names": names,
         "chosen": options.getlist("metric") or chosen,
         "constants": constants,
-        "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
+        "values": [(name, value, next(iter(earlier[name]), None)) for name, value in run.headline],
         "steps": steps,
         "extremes": _list_extremes(query, run, steps[0]) if steps else [],
         "kind_names": KIND_NAMES,
@@ -148,17 +141,12 @@ def describe_run(query: Query) -> dict[str, object]:
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),
         "summary": read_json_object(run.folder / "summary.json"),
-        "checks": read_checks(run.folder),
+        "checks": list(list_checks(run.folder)),
         "suites": read_suite_results(run.folder)[::-1],
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),
         "options": options,
     }
-
-
-def _read_first(query: Query, run: int, name: str) -> float | None:
-    rows = query.select("SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step LIMIT 1", run, name)
-    return rows[0]["value"] if rows else None
 
 
 def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[tuple[object, ...]]:
@@ -177,7 +165,7 @@ def describe_health(query: Query) -> dict[str, object]:
     names = list_metrics(query.database, run.id)
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     panels: dict[str, JsonObject] = {}
-    for heading, beginnings in HEALTH_CURVES.items():
+    for heading, beginnings in load_catalogue().health.items():
         if panel_names := [name for name in names if name.startswith(beginnings)]:
             constants = find_constants(summarize_values(query.database, [run.id], panel_names), [run.id])
             drawn = [name for name in panel_names if name not in constants][:MAX_HEALTH_CURVES]
@@ -194,11 +182,10 @@ def describe_config(query: Query) -> dict[str, object]:
     """Values of the page of a run's configuration: the values of its starts, those that are not defaults first."""
     run = query.run
     starts = list_config_starts(run.folder)
-    config, newest = read_config(run.folder), starts[-1][1] if starts else {}
-    command, history = identify_command(config), read_history(run.folder)
+    history = read_history(run.folder)
     words = history[-1].command.split() if history else []
     typed = {word.lstrip("+~'\"").partition("=")[0] for word in words if "=" in word}
-    chosen = {key for key, _ in list_non_default_keys(config, command)} if command else set(newest)
+    chosen = read_set_keys(run.folder) or (starts[-1][1] if starts else {})
     rows = [
         (key, [values.get(key) for _, values in starts], key in typed)
         for key in sorted({key for _, values in starts for key in values})
@@ -217,7 +204,7 @@ def compare_runs(query: Query) -> dict[str, object]:
     folders = read_folders(query.database, [int(run) for run in query.options.getlist("run")])
     if not (runs := [summarize_run(query, number, path) for number, path in folders.items()]):
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
-    configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
+    configs = [read_settings(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
     names = {name for run in runs for name in list_metrics(query.database, run.id)}
@@ -269,7 +256,9 @@ def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, object
     names = {kind: "table/{}_{}".format(*kind) for kind in product(("right", "wrong"), ("for", "against"))}
     verdicts = {kind: sum(values.get(name, 0) for values in rounds.values()) for kind, name in names.items()}
     report = read_json_object(folder / "report.json")
-    return {"accuracies": ACCURACIES, "rounds": rounds, "verdicts": verdicts, "report": report}
+    metrics = {name: find_metric(f"accuracy/{name}") for name in ACCURACIES}
+    meanings = {name: metric.text.meaning for name, metric in metrics.items() if metric}
+    return {"accuracies": meanings, "rounds": rounds, "verdicts": verdicts, "report": report}
 
 
 def list_problems(query: Query) -> dict[str, object]:

@@ -13,7 +13,8 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
-from alphaapollo.observability.metric_texts import HEADLINES, choose_headline
+from alphaapollo.config.metrics import list_headlines
+from alphaapollo.observability.metric_texts import choose_headline
 from alphaapollo.plugins.viewer.run_folders import (
     describe_algorithm,
     describe_model,
@@ -112,7 +113,7 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
     name = make_run_name(folder := Path(path), query.root)
     last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
-    names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second", "timing/step"))
+    names = dict.fromkeys((*chain(*list_headlines()), "rollout/tokens_per_second", "timing/step"))
     values = {metric: rows[0] for metric in names if (rows := query.select(last, number, metric))}
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
     notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)

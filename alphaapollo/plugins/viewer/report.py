@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from io import StringIO
 from itertools import combinations, pairwise
@@ -26,15 +26,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy.stats import ttest_ind
 
-from alphaapollo.config.changes import identify_command
-from alphaapollo.observability.curve import plot_curves_as_figure
+from alphaapollo.config.metrics import describe_axis, load_catalogue
+from alphaapollo.observability.curve import Curve, plot_curves_as_figure
 from alphaapollo.observability.metric_texts import format_duration, format_time_summary
 from alphaapollo.observability.sample_metrics import Estimate, Summary
 from alphaapollo.observability.terminal import get_last_message, shorten_text
 from alphaapollo.plugins.viewer import run_folders
 from alphaapollo.plugins.viewer.curves import (
-    BANDS,
-    Curve,
     choose_curves,
     choose_evenly,
     compute_band,
@@ -50,14 +48,12 @@ from alphaapollo.plugins.viewer.curves import (
 from alphaapollo.plugins.viewer.experiments import compare_prompts, group_runs, list_paired_differences
 from alphaapollo.plugins.viewer.formats import FILTERS
 from alphaapollo.plugins.viewer.index import KIND_NAMES, RunIndex
-from alphaapollo.plugins.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
+from alphaapollo.plugins.viewer.run_folders import read_config, read_flat_config, read_json_object
 from alphaapollo.plugins.viewer.samples import read_record
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.command_history import read_history
-from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_input_digests
-from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 
@@ -67,8 +63,6 @@ DIGEST_CHARS = 12
 MAX_CHARS = 1500  # of a text in a line or of a sample
 MAX_POINTS = 300  # of a curve
 MAX_PROBLEMS = 2000  # of an evolution
-SUMMED = {"rollout/tokens": "sampled tokens", "actor/tokens": "trained tokens", "cost/tokens": "tokens of model calls"}
-SUMMED |= {"cost/calls": "model calls", "cost/money": "money"}
 Row = tuple[object, ...]
 Groups = Mapping[str, Sequence["ReportedRun"]]
 
@@ -152,14 +146,11 @@ def list_gaps(run: ReportedRun) -> list[str]:
 def read_curves(groups: Groups, metric: str) -> dict[str, Curve]:
     """Read the curves of a metric of the groups that have it. Their intervals are over seeds for groups of several
     runs, otherwise over prompts."""
-    curves = {}
-    for name, runs in groups.items():
-        curve = read_mean_curve(runs[0].database, name, [run.id for run in runs], metric)
-        if len(runs) == 1 and metric in BANDS:
-            curve = replace(curve, band=compute_band(runs[0].database, runs[0].id, *BANDS[metric]))
-        if len(curve.steps):
-            curves[name] = curve
-    return curves
+    read = (
+        read_mean_curve(runs[0].database, name, [run.id for run in runs], metric, compute_band)
+        for name, runs in groups.items()
+    )
+    return {curve.name: curve for curve in read if len(curve.steps)}
 
 
 def list_ends(charts: Mapping[str, Mapping[str, Curve]]) -> Iterator[Row]:
@@ -192,7 +183,7 @@ def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[R
 
 def list_config_differences(groups: Groups) -> Iterator[Row]:
     """Yield (key, values in each group) of the keys that differ between runs, without secrets."""
-    configs = [[read_flat_config(run.folder) | read_content(run.folder) for run in runs] for runs in groups.values()]
+    configs = [[run_folders.read_settings(run.folder) for run in runs] for runs in groups.values()]
     keys = {key for group_configs in configs for config in group_configs for key in config}
     for runs in groups.values():
         keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
@@ -287,10 +278,8 @@ def list_failures(run: ReportedRun) -> Iterator[Row]:
 
 def list_keys(run: ReportedRun) -> Iterator[Row]:
     """Yield (key, value) of the keys that are not the defaults, and of the seeds."""
-    config, keys = read_config(run.folder), read_flat_config(run.folder)
-    command = identify_command(config)
-    rows = dict(list_non_default_keys(config, command) if command else ())
-    rows |= {key: value for key, value in keys.items() if key.endswith("seed")}
+    seeds = {key: value for key, value in read_flat_config(run.folder).items() if key.endswith("seed")}
+    rows = run_folders.read_set_keys(run.folder) | seeds
     yield from ((make_code(key), make_code(value)) for key, value in rows.items())
 
 
@@ -314,7 +303,7 @@ def list_costs(run: ReportedRun) -> Iterator[Row]:
         yield "GPU-hours", f"{gpus * seconds / 3600:.2f} ({gpus} GPUs)" if gpus else "0 (CPU)"
     if phases := format_time_summary({name: total for name, total in sums.items() if name.startswith("timing/")}):
         yield "iterations", phases
-    yield from ((label, f"{sums[name]:,.0f}") for name, label in SUMMED.items() if name in sums)
+    yield from ((label, f"{sums[name]:,.0f}") for name, label in load_catalogue().costs.items() if name in sums)
     if "train/tokens" in sums:
         query = "SELECT avg(value) * max(step) FROM metrics WHERE run = ? AND name = 'train/tokens'"
         yield "trained tokens, about", f"{run.select(query)[0][0]:,.0f}"
@@ -322,9 +311,8 @@ def list_costs(run: ReportedRun) -> Iterator[Row]:
 
 def list_checks(run: ReportedRun) -> Iterator[Row]:
     """Yield (quantity, deviation, tolerance, verdict, where and reason) of the verified update."""
-    for one in read_checks(run.folder):
-        numbers = (f"{one.deviation:.1e}", f"{one.tolerance:.0e}") if one.covered else ("", "")
-        yield one.quantity, *numbers, one.verdict, f"{one.where} ({one.reason})" if one.where else one.reason
+    for *facts, where, reason in run_folders.list_checks(run.folder):
+        yield *facts, f"{where} ({reason})" if where else reason
 
 
 def list_digests(run: ReportedRun) -> Iterator[Row]:
@@ -355,17 +343,15 @@ def make_block(text: object, max_chars: int = MAX_CHARS) -> Markup:
     return Markup("<pre><code>{}\n</code></pre>").format(shorten_text(str(text), max_chars) or "(empty)")
 
 
-def draw_as_svg(curves: Mapping[str, Curve], names: Sequence[str]) -> Markup:
+def draw_as_svg(curves: Mapping[str, Curve], metric: str, names: Sequence[str]) -> Markup:
     """Draw the curves of a metric as SVG, in base64. names: of all curves of the page, in the order of their colors."""
     import matplotlib as mpl
     from matplotlib.rcsetup import cycler
 
     thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
-    points = {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in thin.items()}
-    bands = {name: curve.band.tolist() for name, curve in curves.items()}
     colors = [FILTERS["color"](names.index(name)) for name in curves]
     with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=colors), "font.size": 9}):
-        figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
+        figure, content = plot_curves_as_figure(thin, x_label="iteration", y_label=describe_axis([metric])), StringIO()
         figure.axes[0].legend().remove()  # the page has one for all plots
         figure.set_size_inches(4.6, 2.6)
         figure.savefig(content, format="svg", metadata={"Date": None})

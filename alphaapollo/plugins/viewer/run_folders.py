@@ -14,19 +14,22 @@ from functools import lru_cache
 from hashlib import sha256
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import psutil
 from safetensors import SafetensorError, safe_open
 
+from alphaapollo.config.changes import identify_command
 from alphaapollo.config.keys import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.command_history import read_history
-from alphaapollo.runs.model_card import shorten_path
+from alphaapollo.runs.model_card import list_non_default_keys, shorten_path
 from alphaapollo.runs.run_plan import read_input_digests, read_run_plan
 from alphaapollo.runs.run_status import RunStatus, read_run_status
+from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.utils.disk import open_regular, read_json, read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
@@ -173,6 +176,24 @@ def read_content(folder: Path) -> dict[str, str]:
         for key, digests in inputs.items()
     }
     return {f"{key}{CONTENT}": digest[:8] for key, digest in joined.items()}
+
+
+def read_settings(folder: Path) -> dict[str, str]:
+    """Return the newest configuration and the digests of the inputs, which tell runs apart, as texts by key."""
+    return read_flat_config(folder) | read_content(folder)
+
+
+def read_set_keys(folder: Path) -> dict[str, Any]:
+    """Return the keys whose values are not the defaults of the run's command; empty if the command is unknown."""
+    command = identify_command(config := read_config(folder))
+    return dict(list_non_default_keys(config, command)) if command else {}
+
+
+def list_checks(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield (quantity, deviation, tolerance, verdict, where, reason) of the verified update."""
+    for one in read_checks(folder):
+        numbers = (f"{one.deviation:.1e}", f"{one.tolerance:.0e}") if one.covered else ("", "")
+        yield one.quantity, *numbers, one.verdict, one.where, one.reason
 
 
 def find_total_steps(folder: Path) -> int | None:

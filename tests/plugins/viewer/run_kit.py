@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from io import StringIO
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import yaml
+from starlette.testclient import TestClient
 
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.observability.sample_metrics import convert_to_sample_result
@@ -68,6 +70,13 @@ def update_index(root: Path) -> RunIndex:
     with closing(index.connect()) as database:
         index.update(database)
     return index
+
+
+def read_page(client: TestClient, path: str) -> str:
+    """Return a page as one line."""
+    response = client.get(path)
+    assert response.status_code == 200, response.text
+    return re.sub(r"\s+", " ", response.text)
 
 
 def write_suite_results(folder: Path) -> None:

@@ -61,9 +61,11 @@ def test_pages_are_accessible_and_fit_the_screen(
     from axe_playwright_python.sync_playwright import Axe
 
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    errors: list[str] = []
+    errors, requests = [], []
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
+    page.on("request", lambda request: requests.append(request.url))
     for path in PAGES:
         page.goto(address[0] + path)
         if page.query_selector(".chart"):
@@ -74,41 +76,10 @@ def test_pages_are_accessible_and_fit_the_screen(
             page.wait_for_selector("tr.detail .facts, tr.detail table")
         violations = Axe().run(page).response["violations"]
         assert not violations, [(path, one["id"], [node["html"] for node in one["nodes"]]) for one in violations]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert page.evaluate("document.documentElement.scrollWidth") <= width and "hacked" not in page.title(), path
     page.close()
-    assert [error for error in errors if "404 (Not Found)" not in error] == []
-
-
-def test_rewards_fit_a_phone_and_plots_leave_room_for_curves(browser: Any, address: tuple[str, Path]) -> None:
-    for width in (1440, 412):
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        for path in ("/", "/?by=sweep"):
-            page.goto(address[0] + path)
-            ends = page.evaluate("[...document.querySelectorAll('.runs td')].map(e => e.getBoundingClientRect().right)")
-            assert 0 < max(ends) <= width, (width, path)
-    for path, heading in (("/runs/2/step/3", "reward"), ("/runs/2/step/3?view=samples", "reward")):
-        page.goto(address[0] + path)
-        box = page.get_by_role("columnheader", name=heading, exact=True).bounding_box()
-        assert box and box["x"] + box["width"] < 412, path
-    page.goto(f"{address[0]}/compare?run=1&run=2&seeds=1")
-    page.wait_for_selector(".main-svg", timeout=20_000)
-    low, high = page.evaluate("document.querySelector('.plot').layout.yaxis.range")
-    assert 0.5 < low < high < 0.9  # means of 0.6 to 0.8; the interval of two seeds is 14 wide
-    assert page.query_selector(".legend") is None
-    page.close()
-
-
-def test_curves_are_drawn_and_hostile_samples_do_nothing(page: Any, address: tuple[str, Path]) -> None:
-    requests, dialogs = [], []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
-    page.goto(f"{address[0]}/runs/1")
-    page.wait_for_selector(".main-svg", timeout=20_000)
-    page.goto(f"{address[0]}/runs/1/step/1/0")
-    page.get_by_text("live", exact=True).wait_for()
-    assert "hacked" not in page.title() and not dialogs
-    assert HOSTILE in page.inner_text(".message.assistant")
     assert all(url.startswith((address[0], "data:")) for url in requests)
+    assert [error for error in errors if "404 (Not Found)" not in error] == []
 
 
 def test_tokens_by_keyboard(page: Any, address: tuple[str, Path]) -> None:
@@ -121,19 +92,6 @@ def test_tokens_by_keyboard(page: Any, address: tuple[str, Path]) -> None:
     page.focus("#show-thoughts")
     page.keyboard.press("Space")
     assert not page.is_visible(".thought")
-
-
-def test_from_the_list_of_runs_to_a_sample_by_keyboard(page: Any, address: tuple[str, Path]) -> None:
-    page.goto(address[0])
-    groups = "?view=samples&prompt_id=17&data_source=sums"
-    for target in ("/runs/2", "/runs/2/step/3", groups, "/runs/2/step/3/1"):
-        for _ in range(100):
-            page.keyboard.press("Tab")
-            if page.evaluate("document.activeElement.getAttribute('href')") == target:
-                break
-        with page.expect_navigation():
-            page.keyboard.press("Enter")
-        assert page.url.endswith(target)
 
 
 def test_keys_open_rows_and_move_between_samples_and_iterations(page: Any, address: tuple[str, Path]) -> None:
@@ -155,17 +113,6 @@ def test_keys_open_rows_and_move_between_samples_and_iterations(page: Any, addre
     page.keyboard.type("7")
     page.keyboard.press("?")
     assert page.input_value("input[type=search]") == "7?" and not page.is_visible("#keys")
-
-
-def test_notes_are_saved_and_the_configuration_is_searched(page: Any, address: tuple[str, Path]) -> None:
-    page.goto(f"{address[0]}/runs/2")
-    page.fill("input[name=tags]", "best")
-    page.press("input[name=tags]", "Enter")
-    page.get_by_text("saved", exact=True).wait_for()
-    page.goto(f"{address[0]}/runs/2/config")
-    assert page.is_visible("text=best")
-    page.fill("input[type=search]", "seed")
-    assert page.is_visible("text=trainer.seed") and not page.is_visible("text=model.path")
 
 
 def test_an_open_page_follows_the_run(page: Any, address: tuple[str, Path]) -> None:
@@ -191,15 +138,12 @@ def test_an_open_page_follows_the_run(page: Any, address: tuple[str, Path]) -> N
     page.get_by_text("update policy 0").wait_for(timeout=20_000, state="detached")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_report_is_accessible_and_loads_nothing(
-    browser: Any, address: tuple[str, Path], tmp_path: Path, width: int, scheme: str
-) -> None:
+def test_report_is_accessible_and_loads_nothing(browser: Any, address: tuple[str, Path], tmp_path: Path) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     file = tmp_path / "report.html"
     file.write_bytes(make_report([address[1] / "first"]))
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
     requests, messages = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: messages.append(message.text))
@@ -209,6 +153,6 @@ def test_report_is_accessible_and_loads_nothing(
     assert HOSTILE in page.inner_text("main")
     assert all(url == file.as_uri() or url.startswith("data:image/svg+xml") for url in requests)
     assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert not Axe().run(page).response["violations"]
     page.close()

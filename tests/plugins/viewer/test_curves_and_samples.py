@@ -5,18 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alphaapollo.plugins.viewer.curves import Curve, average_over_seeds, limit_band, thin_out
+from alphaapollo.observability.curve import Curve
+from alphaapollo.plugins.viewer.curves import average_over_seeds, limit_band, thin_out
 from alphaapollo.plugins.viewer.samples import choose_colors, compare_texts, split_into_parts
 
-THOUGHTS = [
-    *("<thinking>a</thinking>", "<reasoning>a</reasoning>", "<seed:think>a</seed:think>"),
-    *("[THINK]a[/THINK]", "◁think▷a◁/think▷"),
-]
-
-HARMONY = (
-    "<|channel|>analysis<|message|>a<|end|>",
-    "<|start|>assistant<|channel|>final<|message|>14",
-)
 CALL, RESPONSE = "<python_code>7 + 7</python_code>", "<tool_response>14</tool_response>"
 JSON_CALL = '<tool_call>{"x": 1}</tool_call>'
 
@@ -43,9 +35,7 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
     ("metric", "high", "band"),
     [
         ("val/accuracy", 1.0, [0, 1]),
-        ("val/pass@2", 0.5, [0, 1]),
         ("groups/mixed", 1.0, [0, 1]),
-        ("response_length/clip_ratio", 1.0, [0, 1]),
         ("val/accuracy", 1.1, [-3, 5]),
         ("val/loss", 1, [-3, 5]),
     ],
@@ -59,10 +49,7 @@ def test_intervals_of_accuracies_end_at_0_and_1(metric: str, high: float, band: 
     ("text", "parts"),
     [
         ("begun in the prompt</think>14", [("thought", "begun in the prompt</think>"), ("text", "14")]),
-        *((f"{thought}14", [("thought", thought), ("text", "14")]) for thought in THOUGHTS),
-        ("".join(HARMONY), [("thought", "".join(HARMONY).removesuffix("14")), ("text", "14")]),
-        ("analysis7 and 7assistantfinal14", [("thought", "analysis7 and 7assistantfinal"), ("text", "14")]),
-        ("analysis of the sum", [("text", "analysis of the sum")]),
+        ("[THINK]a[/THINK]14", [("thought", "[THINK]a[/THINK]"), ("text", "14")]),
         (
             f"{CALL}{RESPONSE} <answer>14</answer>",
             [("tool", CALL), ("tool", RESPONSE), ("answer", "<answer>14</answer>")],

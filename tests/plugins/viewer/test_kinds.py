@@ -19,6 +19,7 @@ from tests.plugins.viewer.run_kit import (
     MISSING,
     PAGES,
     make_group,
+    read_page,
     update_index,
     write_evaluation,
     write_every_kind,
@@ -36,13 +37,8 @@ Read = Callable[[str], str]
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
     """Function that indexes tmp_path/outputs and returns a page as one line."""
-
-    def read(path: str) -> str:
-        response = TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"])).get(path)
-        assert response.status_code == 200, response.text
-        return re.sub(r"\s+", " ", response.text)
-
-    return read
+    root = tmp_path / "outputs"
+    return lambda path: read_page(TestClient(make_app(update_index(root), ["testserver"])), path)
 
 
 def test_distillation_is_shown_by_divergence_and_agreement(read: Read, tmp_path: Path) -> None:
@@ -162,9 +158,12 @@ def test_thumbnails_open_the_image(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["secret.png", "..%2F..%2F..%2Fsecret.png", "%2e%2e%2fimages", "0" * 32 + ".png", "a%00.png"]
+    "name",
+    ["secret.png", "..%2F..%2F..%2Fsecret.png", "%2e%2e%2fimages", f"{'0' * 32}.png", "a%00.png", f"{'a' * 32}.png"],
 )
-def test_only_images_of_the_log_are_served(client: TestClient, name: str) -> None:
+def test_only_images_of_the_log_are_served(client: TestClient, tmp_path: Path, name: str) -> None:
+    link = tmp_path / "outputs/first/rollouts/images" / f"{'a' * 32}.png"
+    link.symlink_to(tmp_path / "outputs/secret.png")  # a file outside of the run
     assert client.get(f"/runs/1/images/{name}").status_code == 404
     assert client.get(f"/runs/7/images/{name_image(SMALL).removeprefix('images/')}").status_code == 404
 
@@ -173,12 +172,6 @@ def test_placeholders_of_an_image_are_one_token() -> None:
     tokens = [Token("a", 1, False), *[Token("<|image_pad|>", 5, False)] * 64, *[Token("b", 2, True)] * 9]
     joined = list(join_equal_tokens(tokens))
     assert [token.text for token in joined] == ["a", "<|image_pad|> x 64 ", *["b"] * 9]
-
-
-def test_link_to_a_file_outside_of_the_run_is_not_served(client: TestClient, tmp_path: Path) -> None:
-    name = f"{'a' * 32}.png"
-    (tmp_path / "outputs/first/rollouts/images" / name).symlink_to(tmp_path / "outputs/secret.png")
-    assert client.get(f"/runs/1/images/{name}").status_code == 404
 
 
 def test_verified_update(read: Read, tmp_path: Path) -> None:
@@ -194,7 +187,6 @@ def test_verified_update(read: Read, tmp_path: Path) -> None:
     [
         ("grpo", "null", "ppo", ("RL", "grpo")),
         ("grpo", "null", "gspo", ("RL", "grpo, gspo")),
-        ("gpg", "null", "gpg", ("RL", "gpg")),
         ("none", "reverse", "ppo", ("RL", "distillation")),
         ("none", "null", "ppo", ("own loop", "")),
         ("none", "null", "ppo_kl", ("own loop", "ppo_kl")),

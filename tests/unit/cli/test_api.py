@@ -92,7 +92,7 @@ def test_a_trained_run(tmp_path: Path) -> None:
     assert run.metrics["val/accuracy"].dropna().to_dict() == {0: 0.1}
     assert run.metrics["kl/mean"].isna().all()
     (axes,) = run.plot().axes
-    assert [line.get_label() for line in axes.lines] == ["critic/score/mean", "val/accuracy"]
+    assert {line.get_label() for line in axes.lines} == {"critic/score/mean", "val/accuracy"}
     with pytest.raises(ValueError, match="has no values of 'reward/meen'"):
         run.plot("reward/meen")
     with pytest.raises(ValueError, match="no model and no complete checkpoint"):

@@ -1,13 +1,16 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alphaapollo.observability.curve import (
+    Curve,
     compute_value_range,
-    main,
     plot_curves,
     plot_curves_as_figure,
+    plot_run,
     read_curves,
+    save_figure,
 )
 from tests.builders import write_rows
 
@@ -18,58 +21,49 @@ def metrics(tmp_path: Path) -> Path:
     return Path(write_rows(tmp_path / "metrics.jsonl", rows))
 
 
+def make_curves(**curves: list[tuple[float, float]]) -> dict[str, Curve]:
+    return {name: Curve(name, *np.array(points, dtype=float).T) for name, points in curves.items()}
+
+
 def test_points_are_read_and_gaps_left_out(metrics: Path):
-    assert read_curves(metrics, ["val/accuracy"]) == {"val/accuracy": [(0, 0.25), (2, 0.75)]}
+    (curve,) = read_curves(metrics, ["val/accuracy"]).values()
+    assert (curve.name, curve.steps.tolist(), curve.values.tolist()) == ("val/accuracy", [0, 2], [0.25, 0.75])
     with pytest.raises(ValueError, match=r"'loss'.* val/accuracy"):
         read_curves(metrics, ["loss"])
 
 
 def test_drawing_has_rows_steps_and_a_legend_for_several():
-    curves = {"val/accuracy": [(0, 0.25), (80, 0.97)], "val/accuracy_greedy": [(0, 0.3), (80, 0.99)]}
+    curves = make_curves(**{"val/accuracy": [(0, 0.25), (80, 0.97)], "val/accuracy_greedy": [(0, 0.3), (80, 0.99)]})
     lines = plot_curves(curves, width=60, height=8).plain.splitlines()
     assert max(map(len, lines)) <= 60
-    assert lines[0].lstrip().startswith("1.00┤")
-    assert lines[8].split() == ["0", "80"]
-    assert lines[9:] == ["   ━━━ val/accuracy 0.970", "   ••• val/accuracy_greedy 0.990"]
+    assert lines[0] == "share, higher is better" and lines[1].lstrip().startswith("1.00┤")
+    assert lines[9].split() == ["0", "80"]
+    assert lines[10:] == ["   ━━━ val/accuracy 0.970", "   ••• val/accuracy_greedy 0.990"]
 
 
 @pytest.mark.parametrize("points", [[(0, 0.5)], [(0, 2.0), (1, 2.0)], [(5, -1.0), (5, 3.0)]])
 def test_short_and_flat_curves_are_drawn(points: list[tuple[float, float]]):
-    assert plot_curves({"a/b": points}, width=30, height=4).plain
+    assert plot_curves(make_curves(a=points), width=30, height=4).plain
 
 
 def test_axis_and_ticks():
-    assert compute_value_range([0.24, 0.97]) == (0.0, 1.0)
-    assert compute_value_range([0.01, 0.02]) == (0.01, 0.02)
-    assert compute_value_range([-3.0, 5.0]) == (-3.0, 5.0)
-    assert compute_value_range([2.0]) == (1.5, 2.5)
+    ranges = {(0.24, 0.97): (0, 1), (0.01, 0.02): (0.01, 0.02), (-3.0, 5.0): (-3, 5), (2.0,): (1.5, 2.5)}
+    assert {values: compute_value_range(values) for values in ranges} == ranges
 
 
-def test_an_image_is_shown_by_notebooks_with_its_intervals():
-    curves = {"a": [(0, 0.5), (1, 0.6)], "b": [(0, 0.1), (1, 0.2)]}
-    drawn = plot_curves_as_figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
-    (axes,) = drawn.axes
+def test_a_plotted_run_has_its_intervals_and_is_shown_by_notebooks(tmp_path: Path):
+    rows = [{"step": 1, "val/loss": 0.5}, {"step": 2, "val/loss": 0.7, "val/loss/low": 0.6, "val/loss/high": 0.9}]
+    figure = plot_run(Path(write_rows(tmp_path / "metrics.jsonl", rows)), ["val/loss"], x_label="round")
+    (axes,) = figure.axes
     (band,) = axes.collections
-    assert band.get_paths()[0].get_extents().bounds == (0, 0.4, 1, 0.6)
-    assert (axes.get_xlabel(), len(axes.lines)) == ("round", 2)
-    assert drawn._repr_png_().startswith(b"\x89PNG")
+    assert band.get_paths()[0].get_extents().bounds == (2, 0.6, 0, pytest.approx(0.3))
+    assert axes.get_xlabel() == "round" and axes.get_ylabel() == "nats per token, lower is better"
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
-def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(metrics), "val/accuracy", "--png", str(tmp_path / "out" / "curve.png")]) == 0
-    assert "┤" in capsys.readouterr().out
-    assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["RUN", "nope"], "'nope'"),
-        (["gone", "val/accuracy"], "gone"),
-        (["RUN"], "METRIC"),
-    ],
-)
-def test_errors_of_the_command(metrics: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(metrics) if word == "RUN" else word for word in words])
-    assert stopped.value.code == 2 and error in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_figure_is_saved_by_the_ending(tmp_path: Path, suffix: str, start: bytes):
+    save_figure(plot_curves_as_figure(make_curves(a=[(0, 0.5)])), file := tmp_path / "out" / f"curve.{suffix}")
+    assert file.read_bytes().startswith(start)
+    with pytest.raises(ValueError, match=r"curve\.jpg must end in \.png, \.svg or \.pdf"):
+        save_figure(plot_curves_as_figure(make_curves(a=[(0, 0.5)])), tmp_path / "curve.jpg")

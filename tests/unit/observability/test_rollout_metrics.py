@@ -67,7 +67,7 @@ def test_the_prompt_length_of_agents_is_that_of_the_first_answer() -> None:
 
 
 def test_group_shares() -> None:
-    lost = trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)
+    lost = trajectory(1, math.nan, 9, Outcome.GRADER_FAILED)
     groups = [
         group(trajectory(0, 1.0, 1), trajectory(1, 1.0, 1)),
         group(trajectory(0, 0.0, 1), trajectory(1, 0.5, 1)),  # none right, but not equal
@@ -85,6 +85,7 @@ def test_group_shares() -> None:
         "groups/dropped": 1 / 5,
     }
     assert metrics["outcome/failed"] == metrics["outcome/grader_failed"] == 3 / 10
+    assert metrics["response_length/wrong"] == 1.0, "failed trajectories are not wrong"
     assert metrics["critic/score/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
 
 
@@ -116,14 +117,10 @@ def test_several_data_sources_have_metrics_of_their_own() -> None:
 
     failed = trajectory(1, math.nan, 6, Outcome.GRADER_FAILED)
     both = measured(of("a/b", trajectory(0, 1.0, 2), failed), of("c", trajectory(0, 0.0, 4)))
-    assert select(both, "source/") == {
-        "source/a/b/reward": 1.0,
-        "source/a/b/accuracy": 1.0,
-        "source/a/b/length": 4.0,
-        "source/c/reward": 0.0,
-        "source/c/accuracy": 0.0,
-        "source/c/length": 4.0,
-    }
+    expected = {"a/b": (1.0, 1.0, 4.0), "c": (0.0, 0.0, 4.0)}
+    names = ("reward", "accuracy", "length")
+    own = {source: tuple(both[f"source/{source}/{name}"] for name in names) for source in expected}
+    assert own == expected and len(select(both, "source/")) == 6
     assert not select(measured(of("c", trajectory(0, 0.0, 4))), "source/")
 
 

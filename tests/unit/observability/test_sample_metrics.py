@@ -4,7 +4,6 @@ import math
 from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from alphaapollo.observability.sample_metrics import (
@@ -129,48 +128,34 @@ def test_a_record_read_back_is_the_same_result() -> None:
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
     first, second, third = fresh
     assert (first.accuracy, first.reward, first.answer, first.num_tokens) == (1.0, 0.3, "7", 19)
-    assert second.outcome.failed and math.isnan(second.accuracy) and second.failure_reason == "it broke"
+    assert second.outcome.failed and math.isnan(second.accuracy) and math.isnan(second.reward)
+    assert second.failure_reason == "it broke"
     assert (third.accuracy, third.answer) == (0.0, "?")
 
 
 def test_table_json_and_csv(tmp_path: Path) -> None:
-    results = [*TWO_PROBLEMS, result(7, 0, 1.0, data_source="b/" + "long" * 20), result(7, 1, None, data_source="b/x")]
-    everything, sources = summarize(results)
+    name = "b/" + "long" * 20
+    everything, sources = summarize(
+        [*TWO_PROBLEMS, result(7, 0, 1.0, data_source=name), result(7, 1, None, data_source="b/x")]
+    )
     out = StringIO()
     print_summary(everything, sources, Terminal(file=out, width=60))
     lines = out.getvalue().splitlines()
-    assert lines[0].split() == ["data", "source", "figure", "value", "95", "%", "interval", "problems"]
     assert lines[1].split() == ["a", "avg@4", "0.3125", "0.1250", "to", "0.5000", "2"]
-    assert "b/" + "long" * 20 in out.getvalue(), "names are not cut"
+    assert name in out.getvalue(), "names are not cut"
     (failed,) = (line for line in lines if line.startswith("b/x: "))
     assert "1 samples of 1 problems" in failed and "1 grader failed" in failed and "1 done" in failed
 
     written = write_summary(tmp_path / "new", everything, sources)
     assert [path.name for path in written] == ["summary.json", "summary.csv"]
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["summary.csv", "summary.json"]
-    record = json.loads((tmp_path / "new/summary.json").read_text())
+    record = json.loads(written[0].read_text())
     assert record["by_data_source"]["a"]["figures"]["pass@3"] == {"value": 0.5, "low": 0.0, "high": 1.0, "problems": 2}
     assert record["all"]["failed"] == 1 and record["by_data_source"]["b/x"]["figures"]["response_length"]["value"] == 10
-    rows = list(csv.DictReader((tmp_path / "new/summary.csv").read_text().splitlines()))
-    assert list(rows[0]) == ["data_source", "figure", "value", "low", "high", "problems"]
-    assert list(rows[0].values()) == ["a", "avg@4", "0.3125", "0.125", "0.5", "2"]
-    assert {row["data_source"] for row in rows} == {"a", "b/x", "b/" + "long" * 20, "all"}
+    rows = list(csv.DictReader(written[1].read_text().splitlines()))
+    first = {"data_source": "a", "figure": "avg@4", "value": "0.3125", "low": "0.125", "high": "0.5", "problems": "2"}
+    assert rows[0] == first and {row["data_source"] for row in rows} == {"a", "b/x", name, "all"}
 
 
 def test_outcome_line_of_rows_without_a_data_source() -> None:
     everything, _ = summarize([result(0, 0, 1.0, data_source="", end=None)])
     assert format_outcome_line(everything).startswith("(no data source): 1 samples")
-
-
-def test_metrics_do_not_depend_on_the_order_of_problems() -> None:
-    accuracies = np.random.default_rng(2).choice([0.0, 0.1, 1.0], size=(40, 3))
-    one, other = (
-        [
-            result(numbers[problem], sample, accuracy, str(accuracy), num_tokens=num_tokens)
-            for problem, own in enumerate(accuracies.tolist())
-            for sample, accuracy in enumerate(own)
-        ]
-        for numbers, num_tokens in ((range(40), 10), (range(39, -1, -1), None))
-    )
-    generated, scored = (summarize(results)[0].figures for results in (one, other[::-1]))
-    assert generated.pop("response_length").value == 10 and generated == scored

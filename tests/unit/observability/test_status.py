@@ -18,6 +18,7 @@ from tests.builders import make_group, make_trajectory, make_turn
 
 def test_time_left_follows_the_sampled_tokens():
     view = ConsoleView(total_steps=5)
+    assert view.format_time_left(0.0) == ""
     for step, (tokens, elapsed) in enumerate([(100, 60.0), (100, 90.0), (200, 140.0)]):  # 10 s + 0.2 s per token
         view.update(step, {"rollout/tokens": tokens, "timing/validate": 10.0}, elapsed)
     assert compute_expected_tokens(view.costs) == 150
@@ -27,6 +28,8 @@ def test_time_left_follows_the_sampled_tokens():
     assert view.estimate_seconds_left(145.0) == pytest.approx(115 + 0.2 * 200)
     view.update(3, {"rollout/tokens": 0.0}, 150.0)
     assert view.tokens == 0
+    view.update(5, {}, 160.0)
+    assert view.format_time_left(160.0) == ""
 
 
 def test_status_file_says_what_the_command_does_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
