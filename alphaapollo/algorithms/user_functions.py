@@ -17,7 +17,7 @@ from alphaapollo.utils.registry import Registry
 from alphaapollo.utils.user_module import format_error
 
 EntryT = TypeVar("EntryT")
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 class FunctionRegistry(Registry[EntryT]):
@@ -39,11 +39,11 @@ class FunctionRegistry(Registry[EntryT]):
         return self.register(name, lambda fn: self._entry_class(name, _unpack(fn, takes), **declarations))
 
 
-def _unpack(function: Callable[..., Any], takes: Sequence[str]) -> Callable[..., Any]:
+def _unpack(function: Callable[..., object], takes: Sequence[str]) -> Callable[..., object]:
     """Return a function of (inputs, config) that passes the named fields of both to `function`."""
 
     @wraps(function)
-    def call(inputs: object, config: object) -> Any:
+    def call(inputs: object, config: object) -> object:
         return function(*(getattr(inputs if hasattr(inputs, name) else config, name) for name in takes))
 
     return call if takes else function

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,9 @@ from alphaapollo.utils.heartbeat import HEARTBEAT, Report
 
 W = TypeVar("W")
 A = TypeVar("A")
+T = TypeVar("T")
+Result = Any
+"""Result of a function that is called on workers, or an awaitable of it. `lambda worker: ...` hides its type."""
 
 
 class Ranks(ABC, Generic[W]):
@@ -32,15 +35,15 @@ class Ranks(ABC, Generic[W]):
     size: int
 
     @abstractmethod
-    async def call(self, function: Callable[[W], Any]) -> list[Any]:
+    async def call(self, function: Callable[[W], Result]) -> list[Result]:
         """Call `function(worker)`, which may be async, on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Result], items: Sequence[A]) -> list[Result]:
         """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
         """Call `function(worker, *arguments)` on one rank and return the result."""
 
     @abstractmethod
@@ -73,13 +76,13 @@ class LocalRanks(Ranks[W]):
         self.worker, self.role, self.size = worker, role, 1
         self._thread = thread
 
-    async def call(self, function: Callable[[W], Any]) -> list[Any]:
+    async def call(self, function: Callable[[W], Result]) -> list[Result]:
         return [await self.call_rank(0, function)]
 
-    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Result], items: Sequence[A]) -> list[Result]:
         return [await self.call_rank(0, function, items[0])]
 
-    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
         """Call the function, and record the call for stall detection. EngineDied becomes EngineCoreDied."""
         try:
             with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
@@ -87,7 +90,7 @@ class LocalRanks(Ranks[W]):
         except EngineDied as error:
             raise EngineCoreDied(str(error), self.role) from None
 
-    async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
+    async def _call_worker(self, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
         if self._thread is None:
             return await await_if_awaitable(function(self.worker, *arguments))
         result = await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any, NotRequired, TypedDict
 
+Json = Any
+"""Parsed JSON value, or a value like it: YAML, a cell of a data file."""
 JsonObject = dict[str, Any]
 """Parsed JSON object, or a value like it: YAML, a tool schema, the arguments of a tool call."""
 
@@ -16,7 +18,7 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def to_json_value(value: Any) -> Any:
+def to_json_value(value: object) -> Json:
     """Convert NumPy arrays and numbers to JSON types, and all other objects to text. Bytes become `12 bytes`."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
@@ -235,7 +235,7 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
     return SamplingParams(**arguments | changes)
 
 
-def raise_value_errors(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def raise_value_errors(method: Callable[P, Coroutine[object, None, T]]) -> Callable[P, Coroutine[object, None, T]]:
     """Decorator that turns vLLM's error about an invalid request into a ValueError."""
 
     @wraps(method)
