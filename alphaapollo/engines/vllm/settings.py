@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
+VllmObject = Any  # mypy does not read the types of vLLM
 P = ParamSpec("P")
 T = TypeVar("T")
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
