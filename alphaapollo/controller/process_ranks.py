@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import setproctitle
 
@@ -172,7 +172,7 @@ class ProcessRanks(RemoteRanks[W]):
         return error  # its message names the worker
 
 
-class WorkerServer(WorkerHost[Any]):
+class WorkerServer(WorkerHost[object]):
     """The worker's side of the connection."""
 
     def __init__(self, connection: Connection, role: str, rank: int):

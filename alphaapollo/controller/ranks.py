@@ -21,11 +21,9 @@ from alphaapollo.controller.errors import EngineCoreDied
 from alphaapollo.engines.types import EngineDied
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report
 
-W = TypeVar("W")
+W = TypeVar("W", covariant=True)
 A = TypeVar("A")
-T = TypeVar("T")
-Result = Any
-"""Result of a function that is called on workers, or an awaitable of it. `lambda worker: ...` hides its type."""
+Result = Any  # of a function that is called on workers, or an awaitable of it. mypy does not infer it from a lambda
 
 
 class Ranks(ABC, Generic[W]):
@@ -43,7 +41,7 @@ class Ranks(ABC, Generic[W]):
         """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_rank(self, rank: int, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         """Call `function(worker, *arguments)` on one rank and return the result."""
 
     @abstractmethod
@@ -82,7 +80,7 @@ class LocalRanks(Ranks[W]):
     async def call_with_items(self, function: Callable[[W, A], Result], items: Sequence[A]) -> list[Result]:
         return [await self.call_rank(0, function, items[0])]
 
-    async def call_rank(self, rank: int, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         """Call the function, and record the call for stall detection. EngineDied becomes EngineCoreDied."""
         try:
             with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
@@ -90,7 +88,7 @@ class LocalRanks(Ranks[W]):
         except EngineDied as error:
             raise EngineCoreDied(str(error), self.role) from None
 
-    async def _call_worker(self, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
+    async def _call_worker(self, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         if self._thread is None:
             return await await_if_awaitable(function(self.worker, *arguments))
         result = await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))

@@ -16,7 +16,6 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.errors import WorkerDied, WorkerFailed, explain_worker_error
-from alphaapollo.controller.ranks import Result
 from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation
 from alphaapollo.processes.network import reserve_port
 from alphaapollo.processes.watchdog import JOB_SIGNALS, exit_when_process_ends
@@ -87,8 +86,8 @@ class RayRanks(RemoteRanks[W]):
             options = actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy)
             self.actors.append(options.remote(driver, os.getcwd()))
 
-    def _request(self, rank: int, method: str, *arguments: object) -> Future[Result]:
-        call: Future[Result] = getattr(self.actors[rank], method).remote(*arguments).future()
+    def _request(self, rank: int, method: str, *arguments: object) -> Future[object]:
+        call: Future[object] = getattr(self.actors[rank], method).remote(*arguments).future()
         return call
 
     def _share(self, item: object) -> ray.ObjectRef:

@@ -19,9 +19,8 @@ from alphaapollo.controller.ranks import Ranks, Result, await_if_awaitable, get_
 from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 
-W = TypeVar("W")
+W = TypeVar("W", covariant=True)
 A = TypeVar("A")
-T = TypeVar("T")
 PROCESS_DEATH_SECONDS = 3.0  # time within which a dead process is reported
 NODE_DEATH_SECONDS = 45.0  # the same for a dead node: Ray checks each node every few seconds
 POLL_SECONDS = 0.05
@@ -126,7 +125,7 @@ class RemoteRanks(Ranks[W]):
         calls = [self._request(rank, "call", code, shared[id(item)]) for rank, item in enumerate(items)]
         return await self._wait_for_all_calls(calls, name)
 
-    async def call_rank(self, rank: int, function: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         code, name = pickle_function(function), get_enclosing_method_name(function)
         return await self._wait_for_call(rank, self._request(rank, "call", code, *arguments), name)
 
@@ -154,7 +153,7 @@ class RemoteRanks(Ranks[W]):
             reports.append(replace(report, worker=f"{self.role} {rank}", name=name, node=node))
         return reports
 
-    async def _wait_for_call(self, rank: int, call: Future[T], call_name: str = "") -> T:
+    async def _wait_for_call(self, rank: int, call: Future[A], call_name: str = "") -> A:
         """Wait for a call of one rank. Returns its result, or raises an error that names the worker."""
         try:
             with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
@@ -162,7 +161,7 @@ class RemoteRanks(Ranks[W]):
         except Exception as error:  # noqa: BLE001  of any connection
             raise self._convert_error(rank, error) from None
 
-    async def _wait_for_all_calls(self, calls: Sequence[Future[T]], call_name: str = "") -> list[T]:
+    async def _wait_for_all_calls(self, calls: Sequence[Future[A]], call_name: str = "") -> list[A]:
         """Wait for one call per rank and return their results.
 
         Another thread receives the results and wakes the event loop once in total, not once per rank. The first failure
@@ -176,7 +175,7 @@ class RemoteRanks(Ranks[W]):
             if not finished.done():
                 finished.set_result(None)
 
-        def receive_result(rank: int, future: Future[T]) -> None:
+        def receive_result(rank: int, future: Future[A]) -> None:
             HEARTBEAT.end_call(active_calls.pop(rank))
             if (future.exception() or not active_calls) and not finished.done():
                 loop.call_soon_threadsafe(stop_waiting_for_results)
@@ -196,7 +195,7 @@ class RemoteRanks(Ranks[W]):
             await asyncio.sleep(POLL_SECONDS)
         return [call.result() for call in calls]
 
-    def _find_error(self, calls: Sequence[Future[T]]) -> Exception | None:
+    def _find_error(self, calls: Sequence[Future[A]]) -> Exception | None:
         """Return the error of a rank that has died or, if there is none, of the first rank that has failed."""
         failed = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
         errors = [self._convert_error(rank, error) for rank, error in failed.items() if error]
