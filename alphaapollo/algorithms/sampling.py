@@ -54,9 +54,7 @@ Forward = Callable[[Tensor, Tensor, Tensor, Cache], tuple[Tensor, Cache]]
 """Function `next_logits` of one model: (tokens, mask, positions, cache) -> (logits, cache)."""
 
 
-def next_logits(
-    model: torch.nn.Module, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Cache
-) -> tuple[Tensor, Cache]:
+def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
     """Compute the logits [B, V] (float32) of the next token, and the updated KV cache.
 
     Args:

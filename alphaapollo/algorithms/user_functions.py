@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -27,7 +27,7 @@ class FunctionRegistry(Registry[EntryT]):
         super().__init__(kind)
         self._entry_class, self._config_class = entry_class, config_class
 
-    def declare(self, name: str, *takes: str, **declarations: Any) -> Callable[[FunctionT], FunctionT]:
+    def declare(self, name: str, *takes: str, **declarations: object) -> Callable[[FunctionT], FunctionT]:
         """Return a decorator that registers a function under a name of the configuration.
 
         takes: fields of the inputs or the config to pass as arguments; empty: the function gets (inputs, config).
