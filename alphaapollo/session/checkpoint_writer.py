@@ -143,9 +143,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         return seconds + time.perf_counter() - started
 
 
-async def run_and_save_on_signal(
-    writer: BackgroundCheckpointWriter[P], training: Coroutine[object, None, None]
-) -> None:
+async def run_and_save_on_signal(writer: BackgroundCheckpointWriter[P], training: Coroutine[Any, Any, None]) -> None:
     """Run the training loop and, after SIGTERM or Ctrl-C, save the last complete iteration (trainer.save_on_signal).
 
     A signal cancels the current iteration, unless its update has begun: then the iteration is finished first. If a

@@ -17,8 +17,7 @@ from typing import Any
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
-UserObject = Any
-"""Object of a user, a plug-in or an installed package. Its type is known only where it is used."""
+UserObject = Any  # object of a user, a plug-in or an installed package, whose type only its caller knows
 _import_lock = RLock()  # a second thread waits until the import is complete
 _modules_by_folder: dict[str, dict[str, ModuleType]] = {}  # user modules whose names sys.modules has for other folders
 

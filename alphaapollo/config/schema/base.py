@@ -19,7 +19,6 @@ from os.path import expanduser
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
 
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
@@ -101,7 +100,7 @@ class FilePath:
     required: bool = False  # whether an empty path is an error, if the field has an effect
     may_be_url: bool = False
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
         def expand(value: str | list[str]) -> str | list[str]:
             return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
 

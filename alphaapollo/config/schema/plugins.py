@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo, create_model
-from pydantic_core import CoreSchema
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema.base import Section
@@ -29,7 +28,7 @@ class PluginSections:
     selected_by: str  # field before this one, with the name, or a map of names, that the configuration selects
     default: str = ""  # name of the built-in object that is selected by default
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
         return PlainValidator(self.build_sections).__get_pydantic_core_schema__(source, handler)
 
     def build_sections(self, given: object, info: ValidationInfo) -> dict[str, Section]:
