@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from alphaapollo.processes.entry_point import run_program
 from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
@@ -68,7 +68,7 @@ def run_in_child_process(
 
 
 def start_run_process(
-    module: str, arguments: Sequence[str], output: int | IO[Any], variables: Mapping[str, str] | None = None
+    module: str, arguments: Sequence[str], output: int | IO[str] | IO[bytes], variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Start a run that ends with this process. output: receives stdout and stderr. variables: environment variables."""
     return subprocess.Popen(

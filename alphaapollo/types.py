@@ -23,6 +23,7 @@ import numpy as np
 from alphaapollo.utils.json_types import IMAGE_MARK as IMAGE_MARK
 from alphaapollo.utils.json_types import ChatMessage as ChatMessage
 from alphaapollo.utils.json_types import EncodedImage as EncodedImage
+from alphaapollo.utils.json_types import Json as Json
 from alphaapollo.utils.json_types import JsonObject as JsonObject
 from alphaapollo.utils.json_types import Message as Message
 from alphaapollo.utils.json_types import ToolCall as ToolCall
@@ -60,15 +61,15 @@ class Prompt:
     id: int  # position of the row in the data files, stable over epochs and restarts
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
-    ground_truth: Any = None  # right answer as in the data file: text, number, list, dict, date, ...; None: unknown
-    extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and columns without a field here
-    env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
+    ground_truth: Json = None  # right answer as in the data file: text, number, list, dict, date, ...; None: unknown
+    extra_info: JsonObject = field(default_factory=dict)  # the column extra_info, and columns without a field here
+    env_kwargs: JsonObject = field(default_factory=dict)  # for the environment
     location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
     file: int = 0  # index in data.train_files
-    template_arguments: dict[str, Any] = field(default_factory=dict)  # the row's tools and chat_template_kwargs
+    template_arguments: JsonObject = field(default_factory=dict)  # the row's tools and chat_template_kwargs
 
     @property
-    def ground_truth_in_files(self) -> Any:
+    def ground_truth_in_files(self) -> Json:
         """The ground truth as a JSON value, which files can contain: dates, decimals and bytes become text."""
         truth = self.ground_truth
         text = json.dumps(truth, default=lambda x: x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x))
@@ -242,7 +243,7 @@ class Turn:
     text: str  # decoded action, for display, graders and environments
     reward: float = 0.0  # step reward of the environment; the final score is in Trajectory.score
     valid: bool = True  # False: the environment could not parse the action
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
     answer_number: int = 0  # for agents: position in the order of sampling (Trajectory.turns has the order of rows)
@@ -263,7 +264,7 @@ class EpisodeTurn:
     observation: list[Message] | None = None
     reward: float = 0.0
     valid: bool = True
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     token_ids: Sequence[int] = ()  # sampled tokens; empty for a text that was not sampled, e.g. a trial answer
 
 

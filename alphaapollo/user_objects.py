@@ -21,7 +21,7 @@ from typing import Any
 
 from alphaapollo.config.keys import format_override
 
-Registration = tuple[str, str, Mapping[str, Any], object]
+Registration = tuple[str, str, Mapping[str, object], object]
 """Function in alphaapollo that makes a decorator, its arguments, and the object that the decorator registers."""
 LOADER = '''"""Written by the Python API: objects of the call."""
 
@@ -36,7 +36,7 @@ def write_objects(
     reward: Callable[..., object] | None = None,
     environment: type | None = None,
     tools: Sequence[Callable[..., object]] = (),
-    estimator: Any = None,
+    estimator: object = None,
     agent: Callable[..., object] | None = None,
     more: Sequence[Registration] = (),
     more_settings: Mapping[str, object] = {},
@@ -120,7 +120,7 @@ def is_user_module(module: ModuleType) -> bool:
     return bool(file) and not file.startswith(installed) and not is_excluded
 
 
-def load_objects(loader_file: str) -> Any:
+def load_objects(loader_file: str) -> object:
     """Load the objects of an API call in a process of the run: return a reward function or agent, register others."""
     content = pickle.loads(Path(loader_file).with_suffix(".pkl").read_bytes())
     if isinstance(content, list):

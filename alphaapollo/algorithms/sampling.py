@@ -49,11 +49,12 @@ class PendingCompletion:
         return Completion(self.sampled, self.logprobs, reason, version, 0, tuple(earlier_version_token_counts))
 
 
-Forward = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
+Cache = Any  # KV cache of transformers
+Forward = Callable[[Tensor, Tensor, Tensor, Cache], tuple[Tensor, Cache]]
 """Function `next_logits` of one model: (tokens, mask, positions, cache) -> (logits, cache)."""
 
 
-def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
     """Compute the logits [B, V] (float32) of the next token, and the updated KV cache.
 
     Args:

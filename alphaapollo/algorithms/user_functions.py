@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -17,7 +17,7 @@ from alphaapollo.utils.registry import Registry
 from alphaapollo.utils.user_module import format_error
 
 EntryT = TypeVar("EntryT")
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 class FunctionRegistry(Registry[EntryT]):
@@ -27,7 +27,7 @@ class FunctionRegistry(Registry[EntryT]):
         super().__init__(kind)
         self._entry_class, self._config_class = entry_class, config_class
 
-    def declare(self, name: str, *takes: str, **declarations: Any) -> Callable[[FunctionT], FunctionT]:
+    def declare(self, name: str, *takes: str, **declarations: object) -> Callable[[FunctionT], FunctionT]:
         """Return a decorator that registers a function under a name of the configuration.
 
         takes: fields of the inputs or the config to pass as arguments; empty: the function gets (inputs, config).
@@ -39,11 +39,11 @@ class FunctionRegistry(Registry[EntryT]):
         return self.register(name, lambda fn: self._entry_class(name, _unpack(fn, takes), **declarations))
 
 
-def _unpack(function: Callable[..., Any], takes: Sequence[str]) -> Callable[..., Any]:
+def _unpack(function: Callable[..., object], takes: Sequence[str]) -> Callable[..., object]:
     """Return a function of (inputs, config) that passes the named fields of both to `function`."""
 
     @wraps(function)
-    def call(inputs: object, config: object) -> Any:
+    def call(inputs: object, config: object) -> object:
         return function(*(getattr(inputs if hasattr(inputs, name) else config, name) for name in takes))
 
     return call if takes else function

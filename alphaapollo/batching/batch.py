@@ -23,6 +23,7 @@ from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.types import LONGER_PROMPT, ImageInput, Row
 
 A = TypeVar("A")
+Column = np.ndarray | tuple[Any, ...]
 PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights", "trajectory_ids")
 """Columns with one value per row."""
 TARGETS, WEIGHTS = "targets", "weights"
@@ -47,7 +48,7 @@ class Rows:
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
     shared_prompts: SharedPrompts | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # images of each row; None: no row has an image
-    columns: dict[str, np.ndarray | tuple[Any, ...]] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
     """Row.columns of all rows: an array [sum T, ...] with a value per token, or a tuple [R] with values or None."""
 
     @classmethod
@@ -308,7 +309,7 @@ def _concatenate_sequences(sequences: Sequence[Sequence[int] | Sequence[float]],
     return np.concatenate([np.zeros(0, dtype), *sequences], dtype=dtype, casting="unsafe")
 
 
-def _join_column(name: str, rows: Sequence[Row]) -> np.ndarray | tuple[Any, ...]:
+def _join_column(name: str, rows: Sequence[Row]) -> Column:
     values: tuple[Any, ...] = tuple(row.columns.get(name) for row in rows)
     shape = next((value.shape[1:] for value in values if isinstance(value, np.ndarray)), None)
     if shape is None:

@@ -4,12 +4,13 @@ does not import Hydra."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 from operator import getitem
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
@@ -20,7 +21,7 @@ from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Section
 from alphaapollo.config.schema.plugins import describe_missing_section
-from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.json_types import Json, JsonObject
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
@@ -80,9 +81,7 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
     return find_similar(name, near, count, cutoff=0)
 
 
-def describe_validation_errors(
-    schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
-) -> list[str]:
+def describe_validation_errors(schema: type[BaseModel], pydantic_error: ErrorDetails, values: JsonObject) -> list[str]:
     """Return the error messages of an entry of `ValidationError.errors()`: several for the sections of packages."""
     cause = pydantic_error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
@@ -90,7 +89,7 @@ def describe_validation_errors(
     return [describe_validation_error(schema, pydantic_error, values)]
 
 
-def describe_validation_error(schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject) -> str:
+def describe_validation_error(schema: type[BaseModel], pydantic_error: ErrorDetails, values: Json) -> str:
     """Convert an entry of `ValidationError.errors()` to an error message with key, expected type and value."""
     parts = [str(part) for part in pydantic_error["loc"]]
     if pydantic_error["type"] == "extra_forbidden":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from alphaapollo.config.keys import (
     COMMANDS,
@@ -19,6 +18,7 @@ from alphaapollo.config.keys import (
 )
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, ResumeRule, Section, Verdict
 from alphaapollo.config.schema.plugins import PluginSections
+from alphaapollo.utils.json_types import Json
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def find_changes(saved_config: Mapping[str, object], config: Section) -> list[Co
     for key in list_all_keys(config).values():
         rule = find_resume_rule(config, key)
         outer, _, last = key.name.rpartition(".")
-        new: Any = find_nested_map(now, outer).get(last)
+        new: Json = find_nested_map(now, outer).get(last)
         default = find_nested_map(defaults, outer).get(last, key.default)
-        old = find_nested_map(saved_config, outer).get(last, default)
+        old: Json = find_nested_map(saved_config, outer).get(last, default)
         if get_field_markers(key, PluginSections) and old.keys() <= new.keys():
             continue  # list_all_keys also has the keys of these sections, which are compared one by one
         if rule.verdict != "ignored" and _make_paths_absolute(key, old) != _make_paths_absolute(key, new):
@@ -75,7 +75,7 @@ def identify_command(saved_config: Mapping[str, object]) -> str | None:
     return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_config.keys()), None)
 
 
-def _make_paths_absolute(key: Key, value: Any) -> object:
+def _make_paths_absolute(key: Key, value: Json) -> object:
     """Return the value of a path key as a list of absolute paths, so that `./a.parquet` equals `[a.parquet]`."""
     if not value or not get_field_markers(key, FilePath):
         return value

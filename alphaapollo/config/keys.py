@@ -19,7 +19,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, ExportConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
 from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
-from alphaapollo.utils.json_types import to_json_value
+from alphaapollo.utils.json_types import Json, JsonObject, to_json_value
 from alphaapollo.utils.plugins import find_own_plugins, find_plugins, is_available, load_plugin
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -143,7 +143,7 @@ def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
     return name
 
 
-def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> None:
+def move_plugin_sections(values: JsonObject, schema: type[BaseModel]) -> None:
     """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Sections
     of missing plug-ins are dropped, because nothing reads them."""
     for map_key in list_plugin_maps(schema):
@@ -223,19 +223,19 @@ def get_value(config: BaseModel | Mapping[str, object], key: str) -> object:
     return value
 
 
-def nest_value(key: str, value: object) -> dict[str, Any]:
+def nest_value(key: str, value: object) -> JsonObject:
     """Return nested maps with the value of one dotted key: {"trainer": {"seed": 1}} for trainer.seed."""
     return reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)  # type: ignore[arg-type]
 
 
-def find_nested_map(values: Any, key: str) -> dict[str, Any]:
+def find_nested_map(values: Json, key: str) -> JsonObject:
     """Return the map of a dotted key in nested maps, not a copy; a new empty map if there is none."""
     for part in filter(None, key.split(".")):
         values = values.get(part) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else {}
 
 
-def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
+def merge_maps(values: JsonObject, others: Mapping[str, Json]) -> None:
     """Merge nested maps into `values`, in place."""
     for name, value in others.items():
         if isinstance(value, dict) and isinstance(inner := values.get(name), dict):
@@ -244,9 +244,9 @@ def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
             values[name] = copy.deepcopy(value)
 
 
-def flatten_maps(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
     """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
         found |= flatten_maps(value, f"{key}.") if isinstance(value, dict) and value else {key: value}

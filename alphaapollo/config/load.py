@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -169,7 +169,7 @@ def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -
     does not read such a key, the returned configuration has the key's default instead."""
     refused, values = JsonObject(), config.model_dump(mode="json")
     for key in list_all_keys(config).values():
-        value: Any = get_value(values, key.name)
+        value = get_value(values, key.name)
         names_code = any(marker in (CODE, NAMES_CODE) for _, marker in key.markers)
         if not names_code or value in (key.default, given.get(key.name)):
             continue

@@ -6,9 +6,8 @@ earlier runs are converted with these tables in every later version, so entries 
 
 from __future__ import annotations
 
-from typing import Any
-
 from alphaapollo.config.keys import find_nested_map, merge_maps, nest_value
+from alphaapollo.utils.json_types import JsonObject
 
 RENAMED_KEYS: dict[str, str] = {}
 """Old key or section -> new key or section; oldest first."""
@@ -45,7 +44,7 @@ def describe_rename(name: str) -> str:
     return f"renamed to {new}" if new != name else ""
 
 
-def move_renamed_keys(values: dict[str, Any]) -> None:
+def move_renamed_keys(values: JsonObject) -> None:
     """Move the values of a saved configuration from old names to new names, and drop removed keys, in place."""
     for name in [*REMOVED_KEYS, *RENAMED_KEYS]:
         outer, _, last = name.rpartition(".")

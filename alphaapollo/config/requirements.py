@@ -47,7 +47,7 @@ class Requirement(NamedTuple):
     """Row of a table. If `find_conflict(subject, context)` returns a true value, the message is
     `KEY=VALUE: {reason}. {fix}.` The returned value replaces {} in the texts; the items of a tuple replace {0}, ..."""
 
-    find_conflict: Callable[[Any, CheckContext], Any]  # its name says what is wrong
+    find_conflict: Callable[[Any, CheckContext], object]  # its name says what is wrong
     subject: type[Any] | tuple[type[Any], ...]  # class of the sections to check, or of the use of a model
     keys: str  # keys of the section, separated by spaces; /KEY: of the configuration. For a model's use: text with {}
     reason: str
@@ -65,7 +65,7 @@ class Requirement(NamedTuple):
 
 
 REQUIREMENTS: list[Requirement] = []
-ConflictFinder = Callable[[Any, CheckContext], Any]
+ConflictFinder = Callable[[Any, CheckContext], object]
 
 
 def requirement(
@@ -114,7 +114,7 @@ def list_divisors(*numbers: int) -> str:
 
 
 @requirement(RunSettings, "device", "this machine has no GPU", "Set trainer.device=auto or cpu, {}")
-def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
+def machine_lacks_gpus(trainer: Any, context: CheckContext) -> object:
     has_engines = getattr(context.config, "has_engines", True)
     plan = "trainer.dry_run=true with trainer.planned_device=h100 to plan for GPUs, " * isinstance(trainer, Training)
     fixes = f"{plan}or RAY_ADDRESS of a cluster with GPUs"
@@ -122,24 +122,24 @@ def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
 
 
 @requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
-def torchao_is_missing(optim: Optimizer, context: CheckContext) -> Any:
+def torchao_is_missing(optim: Optimizer, context: CheckContext) -> object:
     return optim.name == "adamw_8bit" and importlib.util.find_spec("torchao") is None
 
 
 @requirement(Training, "n_gpus_per_node", "a node has {} GPUs", "Set {} or less")
-def node_has_fewer_gpus(trainer: Training, context: CheckContext) -> Any:
+def node_has_fewer_gpus(trainer: Training, context: CheckContext) -> object:
     return context.device == "cuda" and 0 < context.num_gpus < trainer.n_gpus_per_node and context.num_gpus
 
 
 @requirement(Rollout, "tensor_model_parallel_size", "a node has {} cores", "Set {} or less")
-def node_has_fewer_cores(rollout: Rollout, context: CheckContext) -> Any:
+def node_has_fewer_cores(rollout: Rollout, context: CheckContext) -> object:
     return context.device == "cpu" and context.num_cores < rollout.tensor_model_parallel_size and context.num_cores
 
 
 @requirement(
     Config, f"{ROLLOUT}.tensor_model_parallel_size trainer.n_gpus_per_node", "the engines split nodes", "Set one of {}"
 )
-def engines_split_nodes(config: Config, context: CheckContext) -> Any:
+def engines_split_nodes(config: Config, context: CheckContext) -> object:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node
     shares_gpus = context.device == "cuda" and rollout.colocate and not rollout.nnodes
@@ -154,7 +154,7 @@ def engines_split_nodes(config: Config, context: CheckContext) -> Any:
     "the engines need {0} GPUs, but {1} GPUs on each of {2} nodes are {3}",
     "Lower one of these keys, or change trainer.n_gpus_per_node",
 )
-def engines_exceed_gpus(config: Config, context: CheckContext) -> Any:
+def engines_exceed_gpus(config: Config, context: CheckContext) -> object:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     if context.device != "cuda" or not context.num_gpus or engines_split_nodes(config, context):
         return None
@@ -174,7 +174,7 @@ def engines_exceed_gpus(config: Config, context: CheckContext) -> Any:
     "{0} engines do not fit, only {1}",
     "Lower num_engines or tensor_model_parallel_size, or use more GPUs",
 )
-def generation_engines_exceed_gpus(config: GenerationConfig, context: CheckContext) -> Any:
+def generation_engines_exceed_gpus(config: GenerationConfig, context: CheckContext) -> object:
     trainer, engines = config.trainer, count_engines(config.rollout, "cuda", config.trainer.num_gpus)
     most = trainer.n_gpus_per_node // config.rollout.tensor_model_parallel_size * trainer.nnodes
     return context.device == "cuda" and engines > most and (engines, most)
@@ -183,7 +183,7 @@ def generation_engines_exceed_gpus(config: GenerationConfig, context: CheckConte
 @requirement(
     Config, f"trainer.async_mode {ROLLOUT}.colocate", "engines need GPUs of their own", f"Set {ROLLOUT}.colocate=false"
 )
-def separate_engines_share_gpus(config: Config, context: CheckContext) -> Any:
+def separate_engines_share_gpus(config: Config, context: CheckContext) -> object:
     rollout = config.actor_rollout_ref.rollout
     shares_gpus = context.device == "cuda" and rollout.colocate and not rollout.nnodes
     return shares_gpus and config.trainer.async_mode == "separate"
@@ -203,23 +203,23 @@ def _list_sizes_unless_valid(size: int, trainer: Training) -> str:
 
 
 @requirement(Fsdp, f"fsdp_size {RANKS}", DIVIDES_RANKS, "Set one of {}, or -1 for all")
-def shards_split_nodes(fsdp: Fsdp, context: CheckContext) -> Any:
+def shards_split_nodes(fsdp: Fsdp, context: CheckContext) -> object:
     return fsdp.fsdp_size != -1 and _list_sizes_unless_valid(fsdp.fsdp_size, context.config.trainer)
 
 
 @requirement((Actor, TuningConfig), f"ulysses_sequence_parallel_size {RANKS}", DIVIDES_RANKS, "Set one of {}")
-def sequence_groups_split_nodes(section: Any, context: CheckContext) -> Any:
+def sequence_groups_split_nodes(section: Any, context: CheckContext) -> object:
     return _list_sizes_unless_valid(section.ulysses_sequence_parallel_size, context.config.trainer)
 
 
 @requirement(Fsdp, "ep_size fsdp_size", "ep_size must divide the {0} ranks of a copy of the model", "Set one of {1}")
-def expert_groups_split_shards(fsdp: Fsdp, context: CheckContext) -> Any:
+def expert_groups_split_shards(fsdp: Fsdp, context: CheckContext) -> object:
     shards = fsdp.count_shards(context.config.trainer.num_ranks)
     return shards % fsdp.ep_size and (shards, list_divisors(shards))
 
 
 @requirement(Rollout, "expert_parallel_size tensor_model_parallel_size", "they differ", "Set expert_parallel_size=1")
-def engine_experts_differ_from_gpus(rollout: Rollout, context: CheckContext) -> Any:
+def engine_experts_differ_from_gpus(rollout: Rollout, context: CheckContext) -> object:
     return rollout.expert_parallel_size not in (1, rollout.tensor_model_parallel_size)
 
 
@@ -229,19 +229,19 @@ def engine_experts_differ_from_gpus(rollout: Rollout, context: CheckContext) -> 
     "the mini-batch must divide the {0} trajectories of an iteration",
     "Set {1} or another divisor",
 )
-def mini_batches_split_the_batch(config: Config, context: CheckContext) -> Any:
+def mini_batches_split_the_batch(config: Config, context: CheckContext) -> object:
     total, size = config.trajectories_per_update, config.actor_rollout_ref.actor.ppo_mini_batch_size
     return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
 
 
 @requirement(Filtration, "method size /env.rollout.n", "the method needs a size from 2 to n", "Set at most {}")
-def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -> Any:
+def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -> object:
     size, n = filtration.size, context.config.group_size
     return filtration.selects and (size is None or size > n) and n
 
 
 @requirement(TrainingFiles, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
-def files_lack_weights(data: TrainingFiles, context: CheckContext) -> Any:
+def files_lack_weights(data: TrainingFiles, context: CheckContext) -> object:
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
     return data.source_weights and len(data.source_weights) != len(files)
 
@@ -250,7 +250,7 @@ def files_lack_weights(data: TrainingFiles, context: CheckContext) -> Any:
 
 
 @requirement(Optimizer, "lr", "{0:g} to {1:g} are usual{2}", "Set a usual value, or keep it", is_error=False)
-def learning_rate_is_unusual(optim: Optimizer, context: CheckContext) -> Any:
+def learning_rate_is_unusual(optim: Optimizer, context: CheckContext) -> object:
     role = getattr(context.config, "actor_rollout_ref", context.config)
     if (critic := getattr(context.config, "critic", None)) and critic.optim is optim:
         role = critic
@@ -264,13 +264,13 @@ def learning_rate_is_unusual(optim: Optimizer, context: CheckContext) -> Any:
     "TRPO needs differences of gradients, which bfloat16 rounds",
     "Set actor_rollout_ref.model.dtype=float32",
 )
-def trpo_lacks_float32(config: Config, context: CheckContext) -> Any:
+def trpo_lacks_float32(config: Config, context: CheckContext) -> object:
     exact = {"float32"} if context.device == "cuda" else {"float32", "auto"}
     return config.uses_trpo and config.actor_rollout_ref.model.dtype not in exact
 
 
 @requirement(Actor, "kl_loss_type", "its gradient is only noise with mean zero", "Append +, or set k2", is_error=False)
-def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> Any:
+def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> object:
     return actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1")
 
 
@@ -281,14 +281,14 @@ def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> Any:
     "Use them for validation only (val_kwargs)",
     is_error=False,
 )
-def sampling_is_truncated(rollout: Rollout, context: CheckContext) -> Any:
+def sampling_is_truncated(rollout: Rollout, context: CheckContext) -> object:
     return isinstance(context.config, Config) and (rollout.top_p < 1 or rollout.top_k > 0)
 
 
 @requirement(
     RolloutCorrection, "method low high", "there must be bounds, with low below high", "Set high=2.0, low=null"
 )
-def correction_lacks_bounds(correction: RolloutCorrection, context: CheckContext) -> Any:
+def correction_lacks_bounds(correction: RolloutCorrection, context: CheckContext) -> object:
     low, high = correction.low or 0.0, correction.high or math.inf
     return correction.method and (low >= high or (low == 0 and high == math.inf))
 
@@ -296,13 +296,13 @@ def correction_lacks_bounds(correction: RolloutCorrection, context: CheckContext
 @requirement(
     Config, "data.val_files trainer.test_freq", "data.curriculum.stages wait for {}", "Set both, e.g. test_freq=10"
 )
-def curriculum_lacks_validation(config: Config, context: CheckContext) -> Any:
+def curriculum_lacks_validation(config: Config, context: CheckContext) -> object:
     gates = [stage.metric for stage in config.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
     return not config.validates_on_rows and ", ".join(gates)
 
 
 @requirement(Config, "algorithm.reference_reset.patience data.val_files trainer.test_freq", "no validation", "Set all")
-def reference_reset_lacks_validation(config: Config, context: CheckContext) -> Any:
+def reference_reset_lacks_validation(config: Config, context: CheckContext) -> object:
     return context.device and not config.validates_on_rows and config.algorithm.reference_reset.patience
 
 
@@ -310,7 +310,7 @@ def reference_reset_lacks_validation(config: Config, context: CheckContext) -> A
 
 
 @requirement(Teacher, "by_source", "the pattern {0!r} {1}", "Use names in models, and weights that sum to 1")
-def teacher_shares_are_wrong(teacher: Teacher, context: CheckContext) -> Any:
+def teacher_shares_are_wrong(teacher: Teacher, context: CheckContext) -> object:
     for pattern, chosen in teacher.by_source.items():
         weights = {chosen: 1.0} if isinstance(chosen, str) else chosen
         if unknown := [name for name in weights if name not in teacher.models]:
@@ -323,32 +323,32 @@ def teacher_shares_are_wrong(teacher: Teacher, context: CheckContext) -> Any:
 @requirement(
     Teacher, "divergence top_k", "the server of {} has no full distributions", "Set top_k=20, or divergence=sampled"
 )
-def servers_lack_distributions(teacher: Teacher, context: CheckContext) -> Any:
+def servers_lack_distributions(teacher: Teacher, context: CheckContext) -> object:
     return teacher.uses_full_vocabulary and teacher.top_k is None and next(iter(teacher.servers), "")
 
 
 @requirement(Config, f"{ROLLOUT}.temperature", "the server of {} has log-probs at temperature 1", "Set it to 1")
-def servers_ignore_temperature(config: Config, context: CheckContext) -> Any:
+def servers_ignore_temperature(config: Config, context: CheckContext) -> object:
     return config.actor_rollout_ref.rollout.temperature != 1 and next(iter(config.teacher.servers), "")
 
 
 @requirement(Env, "plugins env_name", "{} belongs to another environment", "Remove it", is_error=False)
-def environment_section_is_unused(env: Env, context: CheckContext) -> Any:
+def environment_section_is_unused(env: Env, context: CheckContext) -> object:
     used = {env.env_name, *find_plugins("tool_sources")}
     return next((name for name in env.plugins if name not in used), "")
 
 
 @requirement(Rollout, "plugins name", "{} belongs to another engine", "Remove it", is_error=False)
-def engine_section_is_unused(rollout: Rollout, context: CheckContext) -> Any:
+def engine_section_is_unused(rollout: Rollout, context: CheckContext) -> object:
     return next((name for name in rollout.plugins if name != rollout.name), "")
 
 
 @requirement(CustomRewardFunction, "name weights", "there must be one weight for each name", "Add or remove weights")
-def rewards_lack_weights(custom: CustomRewardFunction, context: CheckContext) -> Any:
+def rewards_lack_weights(custom: CustomRewardFunction, context: CheckContext) -> object:
     return custom.weights and len(custom.weights) != len(custom.names)
 
 
 @requirement(Trainer, "verify_first_iteration", "{} is missing", "Install it, or set false")
-def verification_is_missing(trainer: Trainer, context: CheckContext) -> Any:
+def verification_is_missing(trainer: Trainer, context: CheckContext) -> object:
     checks = find_plugins("recorded_updates").values()
     return trainer.verify_first_iteration and next((plugin.owner for plugin in checks if plugin.is_missing), "")

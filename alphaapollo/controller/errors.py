@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.engines.weight_sync.verification import WeightSyncError
@@ -34,7 +33,7 @@ class WorkerLost(RuntimeError):
 class WorkerDied(WorkerLost):
     """Error: a worker process or an engine core has ended. The message names the process."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.role)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.ranks import Ranks, await_if_awaitable
+from alphaapollo.controller.ranks import Ranks, Result, await_if_awaitable
 from alphaapollo.engines.weight_sync.digest import format_digest
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.engines.weight_sync.verification import Probe, merge_weight_updates
@@ -58,7 +58,7 @@ class WorkerGroup(Generic[W]):
     def _list_tracks(self) -> list[str]:
         return [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
 
-    def _set_memory_metrics(self, results: Sequence[tuple[Any, dict[str, float]]]) -> None:
+    def _set_memory_metrics(self, results: Sequence[tuple[object, dict[str, float]]]) -> None:
         self.memory_metrics = {name: max(metrics[name] for _, metrics in results) for name in results[0][1]}
 
 
@@ -74,12 +74,12 @@ class ModelWorkerGroup(WorkerGroup[M]):
         """Free the model's GPU memory after use: move to host memory the tensors that fsdp_config offloads."""
         self._set_memory_metrics(await self.ranks.call(lambda worker: (worker.offload(), worker.get_memory_metrics())))
 
-    async def _call_with_batches(self, function: Callable[[M, T], Any], batches: Sequence[T]) -> list[Any]:
+    async def _call_with_batches(self, function: Callable[[M, T], Result], batches: Sequence[T]) -> list[Result]:
         """Call function(worker, batch) on all ranks. Consecutive sequence-parallel ranks get the same batch."""
         batches_of_ranks = [batch for batch in batches for _ in range(self.sequence_parallel)]
         return (await self.ranks.call_with_items(function, batches_of_ranks))[:: self.sequence_parallel]
 
-    async def _call_all_ranks(self, function: Callable[[M], Any]) -> list[Any]:
+    async def _call_all_ranks(self, function: Callable[[M], Result]) -> list[Result]:
         """Call function(worker) on all ranks. Returns the result of the first rank of each sequence-parallel group."""
         return (await self.ranks.call(function))[:: self.sequence_parallel]
 
@@ -156,22 +156,22 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
         call that uses them, because each call takes time for every rank."""
         self._unsent_batches = batches
 
-    async def _call_with_batches(self, function: Callable[[R, T], Any], batches: Sequence[T]) -> list[Any]:
+    async def _call_with_batches(self, function: Callable[[R, T], Result], batches: Sequence[T]) -> list[Result]:
         unsent, self._unsent_batches = self._unsent_batches, ()
         if not unsent:
             return await super()._call_with_batches(function, batches)
 
-        def load_and_call(worker: R, pair: tuple[RankBatch, T]) -> Any:
+        def load_and_call(worker: R, pair: tuple[RankBatch, T]) -> Result:
             worker.load_batch(pair[0])
             return function(worker, pair[1])
 
         load_and_call.__qualname__ = function.__qualname__  # the name of the call
         return await super()._call_with_batches(load_and_call, list(zip(unsent, batches, strict=True)))
 
-    async def _call_all_ranks(self, function: Callable[[R], Any]) -> list[Any]:
+    async def _call_all_ranks(self, function: Callable[[R], Result]) -> list[Result]:
         if not self._unsent_batches:
             return await super()._call_all_ranks(function)
-        call: Callable[[R, None], Any] = lambda worker, _: function(worker)  # noqa: E731
+        call: Callable[[R, None], Result] = lambda worker, _: function(worker)  # noqa: E731
         call.__qualname__ = function.__qualname__
         return await self._call_with_batches(call, [None] * len(self._unsent_batches))
 
@@ -284,7 +284,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
     async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        release: Callable[[PolicyWorker], Any] = lambda worker: worker.release_sent_weights()  # noqa: E731
+        release: Callable[[PolicyWorker], object] = lambda worker: worker.release_sent_weights()  # noqa: E731
         results = await self.ranks.call(lambda worker: (release(worker), worker.get_memory_metrics()))
         self._set_memory_metrics(results)
 

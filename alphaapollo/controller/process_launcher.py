@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.controller.placement import list_visible_gpus
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
@@ -28,10 +27,10 @@ async def launch_worker_processes(specs: WorkerSpecs, start_timeout: float) -> P
     return groups
 
 
-class ProcessWorkerGroups(RemoteWorkerGroups[ProcessRanks[Any]]):
+class ProcessWorkerGroups(RemoteWorkerGroups[ProcessRanks[object]]):
     """Worker groups whose workers are processes forked on this machine."""
 
-    def _make_ranks(self, role: str) -> ProcessRanks[Any]:
+    def _make_ranks(self, role: str) -> ProcessRanks[object]:
         return ProcessRanks(role, self.specs.placement.count_workers(role), self._call_engines)
 
     def _call_engines(self, method: str, *arguments: object) -> None:

@@ -23,12 +23,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import setproctitle
 
 from alphaapollo.controller.errors import WorkerDied, WorkerFailed, explain_worker_error
-from alphaapollo.controller.ranks import await_if_awaitable
+from alphaapollo.controller.ranks import Result, await_if_awaitable
 from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation
 from alphaapollo.controller.worker_groups import LOCAL_NODE
 from alphaapollo.engines.types import EngineError
@@ -54,14 +54,14 @@ class Channel:
 
     def __init__(self, connection: Connection, serve: Callable[[int, str, bytes], None], peer: str):
         self._connection, self._serve, self._peer = connection, serve, peer
-        self._numbers, self._calls = itertools.count(), dict[int, Future[Any]]()
+        self._numbers, self._calls = itertools.count(), dict[int, Future[Result]]()
         self._lock, self._end_reason = threading.Lock(), ""
         self._outgoing: SimpleQueue[tuple[int, str, bytes]] = SimpleQueue()
         threading.Thread(target=self._send_messages, name="send", daemon=True).start()
 
-    def call(self, method: str, *arguments: object) -> Future[Any]:
+    def call(self, method: str, *arguments: object) -> Future[Result]:
         """Call a method of the other process."""
-        call, number = Future[Any](), next(self._numbers)
+        call, number = Future[Result](), next(self._numbers)
         call.set_running_or_notify_cancel()  # a cancelled wait does not cancel the call
         with self._lock:
             if self._end_reason:
@@ -97,7 +97,7 @@ class Channel:
         for call in self._calls.values():
             call.set_exception(ProcessEnded(reason))
 
-    def _end_call(self, call: Future[Any], kind: str, content: bytes) -> None:
+    def _end_call(self, call: Future[Result], kind: str, content: bytes) -> None:
         try:
             value = pickle.loads(content)
         except Exception as error:  # noqa: BLE001  a class of the user's may fail to unpickle
@@ -157,7 +157,7 @@ class ProcessRanks(RemoteRanks[W]):
         self.process_names = [f"pid {process.pid}" for process in self.processes]
         return await super().locate_workers()
 
-    def _request(self, rank: int, method: str, *arguments: object) -> Future[Any]:
+    def _request(self, rank: int, method: str, *arguments: object) -> Future[Result]:
         return self.processes[rank].call(method, *arguments)
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ class ProcessRanks(RemoteRanks[W]):
         return error  # its message names the worker
 
 
-class WorkerServer(WorkerHost[Any]):
+class WorkerServer(WorkerHost[object]):
     """The worker's side of the connection."""
 
     def __init__(self, connection: Connection, role: str, rank: int):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -21,8 +21,9 @@ from alphaapollo.controller.errors import EngineCoreDied
 from alphaapollo.engines.types import EngineDied
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report
 
-W = TypeVar("W")
+W = TypeVar("W", covariant=True)
 A = TypeVar("A")
+Result = Any  # of a function that is called on workers, or an awaitable of it. mypy does not infer it from a lambda
 
 
 class Ranks(ABC, Generic[W]):
@@ -32,15 +33,15 @@ class Ranks(ABC, Generic[W]):
     size: int
 
     @abstractmethod
-    async def call(self, function: Callable[[W], Any]) -> list[Any]:
+    async def call(self, function: Callable[[W], Result]) -> list[Result]:
         """Call `function(worker)`, which may be async, on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Result], items: Sequence[A]) -> list[Result]:
         """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         """Call `function(worker, *arguments)` on one rank and return the result."""
 
     @abstractmethod
@@ -73,13 +74,13 @@ class LocalRanks(Ranks[W]):
         self.worker, self.role, self.size = worker, role, 1
         self._thread = thread
 
-    async def call(self, function: Callable[[W], Any]) -> list[Any]:
+    async def call(self, function: Callable[[W], Result]) -> list[Result]:
         return [await self.call_rank(0, function)]
 
-    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Result], items: Sequence[A]) -> list[Result]:
         return [await self.call_rank(0, function, items[0])]
 
-    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         """Call the function, and record the call for stall detection. EngineDied becomes EngineCoreDied."""
         try:
             with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
@@ -87,7 +88,7 @@ class LocalRanks(Ranks[W]):
         except EngineDied as error:
             raise EngineCoreDied(str(error), self.role) from None
 
-    async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
+    async def _call_worker(self, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         if self._thread is None:
             return await await_if_awaitable(function(self.worker, *arguments))
         result = await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))

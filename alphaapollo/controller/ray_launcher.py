@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -113,7 +113,7 @@ async def launch_ray_workers(
     return groups
 
 
-class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
+class RayWorkerGroups(RemoteWorkerGroups[RayRanks[object]]):
     """Worker groups whose workers are Ray actors."""
 
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
@@ -121,7 +121,7 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
         super().__init__(specs)
         self.required_service_processes = find_local_ray_processes()
 
-    def _make_ranks(self, role: str) -> RayRanks[Any]:
+    def _make_ranks(self, role: str) -> RayRanks[object]:
         return RayRanks(role, assign_actor_slots(self.specs.placement, role, self._reserved))
 
     def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -86,8 +86,8 @@ class RayRanks(RemoteRanks[W]):
             options = actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy)
             self.actors.append(options.remote(driver, os.getcwd()))
 
-    def _request(self, rank: int, method: str, *arguments: object) -> Future[Any]:
-        call: Future[Any] = getattr(self.actors[rank], method).remote(*arguments).future()
+    def _request(self, rank: int, method: str, *arguments: object) -> Future[object]:
+        call: Future[object] = getattr(self.actors[rank], method).remote(*arguments).future()
         return call
 
     def _share(self, item: object) -> ray.ObjectRef:

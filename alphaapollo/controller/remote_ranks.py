@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from alphaapollo.controller.errors import WorkerDied, WorkerFailed
-from alphaapollo.controller.ranks import Ranks, await_if_awaitable, get_enclosing_method_name
+from alphaapollo.controller.ranks import Ranks, Result, await_if_awaitable, get_enclosing_method_name
 from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 
-W = TypeVar("W")
+W = TypeVar("W", covariant=True)
 A = TypeVar("A")
 PROCESS_DEATH_SECONDS = 3.0  # time within which a dead process is reported
 NODE_DEATH_SECONDS = 45.0  # the same for a dead node: Ray checks each node every few seconds
@@ -52,7 +52,7 @@ class WorkerHost(Generic[W]):
         os.environ.update(environment)
         self.worker = await await_if_awaitable(cloudpickle.loads(build)())
 
-    async def call(self, function: bytes, *arguments: object) -> Any:
+    async def call(self, function: bytes, *arguments: object) -> Result:
         """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""
         return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *arguments))
 
@@ -80,7 +80,7 @@ class RemoteRanks(Ranks[W]):
         self._locations: list[WorkerLocation] = []
 
     @abstractmethod
-    def _request(self, rank: int, method: str, *arguments: object) -> Future[Any]:
+    def _request(self, rank: int, method: str, *arguments: object) -> Future[Result]:
         """Send a call of a method of the WorkerHost of a rank."""
 
     async def locate_workers(self) -> list[WorkerLocation]:
@@ -114,18 +114,18 @@ class RemoteRanks(Ranks[W]):
     def _convert_error(self, rank: int, error: BaseException) -> Exception:
         """Convert the error of a call into the exception to raise on the driver, which names the worker."""
 
-    async def call(self, function: Callable[[W], Any]) -> list[Any]:
+    async def call(self, function: Callable[[W], Result]) -> list[Result]:
         code, name = pickle_function(function), get_enclosing_method_name(function)
         return await self._wait_for_all_calls([self._request(rank, "call", code) for rank in range(self.size)], name)
 
-    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Result], items: Sequence[A]) -> list[Result]:
         distinct = {id(item): item for item in items}  # ranks with the same rows share one object
         shared = {key: self._share(item) for key, item in distinct.items()}
         code, name = pickle_function(function), get_enclosing_method_name(function)
         calls = [self._request(rank, "call", code, shared[id(item)]) for rank, item in enumerate(items)]
         return await self._wait_for_all_calls(calls, name)
 
-    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Awaitable[A] | A], *arguments: object) -> A:
         code, name = pickle_function(function), get_enclosing_method_name(function)
         return await self._wait_for_call(rank, self._request(rank, "call", code, *arguments), name)
 
@@ -153,7 +153,7 @@ class RemoteRanks(Ranks[W]):
             reports.append(replace(report, worker=f"{self.role} {rank}", name=name, node=node))
         return reports
 
-    async def _wait_for_call(self, rank: int, call: Future[Any], call_name: str = "") -> Any:
+    async def _wait_for_call(self, rank: int, call: Future[A], call_name: str = "") -> A:
         """Wait for a call of one rank. Returns its result, or raises an error that names the worker."""
         try:
             with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
@@ -161,7 +161,7 @@ class RemoteRanks(Ranks[W]):
         except Exception as error:  # noqa: BLE001  of any connection
             raise self._convert_error(rank, error) from None
 
-    async def _wait_for_all_calls(self, calls: Sequence[Future[Any]], call_name: str = "") -> list[Any]:
+    async def _wait_for_all_calls(self, calls: Sequence[Future[A]], call_name: str = "") -> list[A]:
         """Wait for one call per rank and return their results.
 
         Another thread receives the results and wakes the event loop once in total, not once per rank. The first failure
@@ -175,7 +175,7 @@ class RemoteRanks(Ranks[W]):
             if not finished.done():
                 finished.set_result(None)
 
-        def receive_result(rank: int, future: Future[Any]) -> None:
+        def receive_result(rank: int, future: Future[A]) -> None:
             HEARTBEAT.end_call(active_calls.pop(rank))
             if (future.exception() or not active_calls) and not finished.done():
                 loop.call_soon_threadsafe(stop_waiting_for_results)
@@ -195,7 +195,7 @@ class RemoteRanks(Ranks[W]):
             await asyncio.sleep(POLL_SECONDS)
         return [call.result() for call in calls]
 
-    def _find_error(self, calls: Sequence[Future[Any]]) -> Exception | None:
+    def _find_error(self, calls: Sequence[Future[A]]) -> Exception | None:
         """Return the error of a rank that has died or, if there is none, of the first rank that has failed."""
         failed = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
         errors = [self._convert_error(rank, error) for rank, error in failed.items() if error]

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
-from typing import Any
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
@@ -138,7 +137,7 @@ class StallMonitor:
 
     def __init__(
         self,
-        ranks: Sequence[Ranks[Any]],
+        ranks: Sequence[Ranks[object]],
         limits: RunSettings | StartLimits,
         device: Device,
         notify: Callable[[str], None],

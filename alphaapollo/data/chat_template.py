@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from alphaapollo.types import ChatMessage
@@ -22,7 +22,7 @@ def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
     chat: Sequence[ChatMessage],
     add_generation_prompt: bool,
-    variables: Mapping[str, Any],
+    variables: Mapping[str, object],
 ) -> str:
     """Convert a chat to text. Raises ValueError if the template rejects the chat, or exceeds a limit of time or length,
     after which it is not run again."""

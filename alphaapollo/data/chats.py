@@ -11,10 +11,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, cast
+from typing import cast
 
 from alphaapollo.data.image_messages import LOCAL_IMAGES, ImageReader, convert_parts, place_images, read_image_column
-from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, JsonObject, Message, ToolCall
+from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, Json, JsonObject, Message, ToolCall
 from alphaapollo.utils.literals import drop_none, read_literal
 from alphaapollo.utils.thoughts import find_thoughts
 
@@ -82,7 +82,7 @@ def _find_id_of_call(result: Message, unanswered: list[str], column: str) -> str
 def read_chat_text(text: object) -> list[object] | None:
     """Parse a text that contains a message or a list of messages, as JSON or in Python's notation. None for another
     value, and if all roles are unknown: `{"from": "Oslo", "value": 2}` may be an answer in JSON."""
-    value: Any = read_literal(text) if isinstance(text, str) and ("role" in text or "from" in text) else None
+    value: Json = read_literal(text) if isinstance(text, str) and ("role" in text or "from" in text) else None
     messages = [value] if isinstance(value, dict) else value or []
     if not all(isinstance(message, dict) and MESSAGE_CONTENT & message.keys() for message in messages):
         return None
@@ -90,7 +90,7 @@ def read_chat_text(text: object) -> list[object] | None:
     return messages if any(role in ROLES for role in roles) else None
 
 
-def read_context(row: Mapping[str, Any]) -> list[Message]:
+def read_context(row: Mapping[str, Json]) -> list[Message]:
     """Return the messages of the columns `system` and `history` ([[question, answer], ...]), which precede a chat.
     Raises ValueError if a column is malformed."""
     system, history = row.get("system"), _parse(row.get("history")) or []
@@ -119,7 +119,7 @@ def add_system_message(chat: list[Message], system_prompt: str) -> list[Message]
     return [Message(role="system", content=system_prompt), *chat]
 
 
-def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
+def read_template_arguments(row: Mapping[str, Json]) -> JsonObject:
     """Return the variables for the chat template in the columns `chat_template_kwargs`, `tools` and `enable_thinking`.
     Raises ValueError if a column is malformed."""
     arguments = _parse(row.get("chat_template_kwargs")) or {}
@@ -136,7 +136,7 @@ def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
     return {**arguments, **({"tools": schemas} if schemas else {})}
 
 
-def read_thoughts(row: Mapping[str, Any]) -> str:
+def read_thoughts(row: Mapping[str, Json]) -> str:
     """Return the first text under THOUGHT_KEYS that is not blank; "" if all are. Raises ValueError for another type."""
     for key in THOUGHT_KEYS:
         if (thoughts := row.get(key)) is not None:
@@ -242,7 +242,7 @@ def _read_calls(value: object) -> list[ToolCall]:
     return calls
 
 
-def _parse(value: object) -> Any:
+def _parse(value: object) -> Json:
     """Return the value that a text writes in JSON or Python notation; other values unchanged."""
     if not isinstance(value, str):
         return value
@@ -261,7 +261,7 @@ class RowContext:
     system_prompt: str = ""  # data.system_prompt
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], reader: ImageReader, system_prompt: str = "") -> RowContext:
+    def from_row(cls, row: Mapping[str, Json], reader: ImageReader, system_prompt: str = "") -> RowContext:
         """Read the columns. Raises ValueError if one is malformed."""
         images = read_image_column(row, reader)
         return cls(read_template_arguments(row), read_context(row), images, reader, system_prompt)

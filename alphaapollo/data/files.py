@@ -27,6 +27,7 @@ from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.text import show_first
 
 T = TypeVar("T")
+Dataset = Any  # of the library datasets
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 TRAIN = ("train",)
 HELD_OUT = ("validation", "val", "valid", "dev", "test")  # names of splits, best first
@@ -42,7 +43,7 @@ class ResolvedFiles:
 
     entry: str  # with the split that is read, e.g. `openai/gsm8k:main#train`
     files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub: in the hub's cache
-    dataset: Any = None  # datasets.Dataset that reads the files; None: they are read one after the other
+    dataset: Dataset = None  # that reads the files; None: they are read one after the other
     hub_id: str = ""  # OWNER/NAME, for a data set on the hub
     part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all
     notices: tuple[str, ...] = ()  # messages for the user
@@ -198,7 +199,7 @@ def _resolve_hub_id(entry: DatasetEntry, splits: tuple[str, ...]) -> ResolvedFil
     return replace(found, hub_id=entry.path)
 
 
-def _choose_dataset(loaded: Any, entry: DatasetEntry, splits: Sequence[str]) -> ResolvedFiles:
+def _choose_dataset(loaded: Dataset, entry: DatasetEntry, splits: Sequence[str]) -> ResolvedFiles:
     """Choose a split of `loaded`: a datasets.DatasetDict of splits, or a datasets.Dataset, which is the only split."""
     if not isinstance(loaded, dict):
         loaded = {str(loaded.split or entry.split or splits[0]): loaded}
@@ -209,7 +210,7 @@ def _choose_dataset(loaded: Any, entry: DatasetEntry, splits: Sequence[str]) -> 
     return ResolvedFiles(f"{entry.without_split}#{split}", files, dataset, part=split if is_part else "")
 
 
-def _select_part(loaded: dict[str, Any], part: str) -> Any:
+def _select_part(loaded: dict[str, Dataset], part: str) -> Dataset:
     """Return the rows of a part such as `train[:10%]` or `train[:100]+test`, as the library datasets reads it."""
     import datasets
     from datasets.arrow_reader import ReadInstruction
@@ -219,7 +220,7 @@ def _select_part(loaded: dict[str, Any], part: str) -> Any:
     return datasets.concatenate_datasets([loaded[span.splitname].select(range(span.from_, span.to)) for span in spans])
 
 
-def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[str]) -> tuple[str, bool]:
+def _choose_split(known: dict[str, Dataset], entry: DatasetEntry, splits: Sequence[str]) -> tuple[str, bool]:
     """Return the split of an entry, and whether it is a part of one or several splits, e.g. `train[:10%]`.
 
     splits: names to try if the entry names none and there are several.
@@ -274,7 +275,7 @@ def read_rows(path: str | Path) -> DataRows:
     return DataRows(rows, [f"{name}, row {index}" for name, size in sizes for index in range(size)], source)
 
 
-def _read_dataset(dataset: Any, name: str) -> list[DataRow | BadRow]:
+def _read_dataset(dataset: Dataset, name: str) -> list[DataRow | BadRow]:
     with _explain_library_errors(name):
         check_memory(len(dataset), num_values=0, num_bytes=dataset.data.nbytes)
         return [*dataset.with_format("arrow")[:].to_pylist()]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.chats import CONTEXT_COLUMNS, MESSAGE_KEYS, ROLES, read_chat_text, read_template_arguments
-from alphaapollo.types import IMAGE_MARK, JsonObject
+from alphaapollo.types import IMAGE_MARK, Json, JsonObject
 from alphaapollo.utils.literals import read_literal
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def find_unread_content(
     columns: columns with prompts, chats or answers. context: other columns that are read; None if all are. renderer:
     renderer of the model, to find what its chat template shows; None if the command has no model.
     """
-    counts, values = Counter[Content](), dict[Content, Any]()
+    counts, values = Counter[Content](), dict[Content, Json]()
     for row in rows:
         found = dict(_list_contents(row, columns, context, renderer.added_bos if renderer else ""))
         counts.update(found.keys())
@@ -67,7 +67,7 @@ def find_unread_content(
 
 def _list_contents(
     row: JsonObject, columns: Collection[str], context: Collection[str] | None, bos: str
-) -> Iterator[tuple[Content, Any]]:
+) -> Iterator[tuple[Content, Json]]:
     """Yield (content, value) for what a run may ignore in a row. For a key of a message: {"role": ..., key: ...}."""
     for column, value in row.items():
         if value is None or column == "data_source":
@@ -104,7 +104,7 @@ def _list_contents(
         yield from (((VARIABLE, name, "the chat template does not read it"), True) for name in arguments)
 
 
-def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> bool:
+def _is_ignored(kind: str, name: str, value: Json, renderer: Renderer | None) -> bool:
     """Return whether the run ignores content of this kind and name. value: an example from a row."""
     if kind == JSON_TEXT:
         return read_literal(value) is not None
@@ -115,7 +115,7 @@ def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> 
     if kind == VARIABLE:
         return not renderer.template_reads(name)
     bare = {"role": value["role"], "content": "?"}
-    before: list[Any] = [] if value["role"] in ("system", "user") else [{"role": "user", "content": "?"}]
+    before: list[JsonObject] = [] if value["role"] in ("system", "user") else [{"role": "user", "content": "?"}]
     with suppress(ValueError):  # the template rejects these chats
         return renderer.render_chat([*before, bare]) == renderer.render_chat([*before, {**bare, **value}])
     return False

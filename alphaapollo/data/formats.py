@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.data.chats import read_chat_text
 from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows
 from alphaapollo.data.findings import DataFinding, find_unread_content
+from alphaapollo.utils.json_types import Json
 
 if TYPE_CHECKING:
     from alphaapollo.data.rendering import Renderer
@@ -90,27 +91,27 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
     return next((f" To use this file: {command}={path}" for command in found), "")
 
 
-def _make_messages(value: Any, role: str = "assistant") -> list[Any]:
+def _make_messages(value: Json, role: str = "assistant") -> list[Json]:
     """Return the messages in a list or in a text; any other value (a text, or parts) becomes one message."""
     chat = read_chat_text(value) or value
     is_chat = isinstance(chat, list) and all(isinstance(item, dict) and item.keys() & {"role", "from"} for item in chat)
     return chat if is_chat else [{"role": role, "content": value}]
 
 
-def _make_chat(question: Any, *answers: Any) -> list[Any]:
+def _make_chat(question: Json, *answers: Json) -> list[Json]:
     return [*_make_messages(question, "user"), *chain(*map(_make_messages, answers))]
 
 
-def _split_turns(turns: Any) -> Any:
+def _split_turns(turns: Json) -> Json:
     """Convert ms-swift's turns, [{"human": ..., "assistant": ...}, ...], to messages; other chats are unchanged."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) and "human" in turn for turn in turns):
         return turns
     return [message for turn in turns for message in _make_chat(turn["human"], turn.get("assistant"))]
 
 
-def _split_last_answer(row: DataRow) -> tuple[list[Any], list[Any]]:
+def _split_last_answer(row: DataRow) -> tuple[list[Json], list[Json]]:
     """Return a chat up to its last user message, and the messages after it. Raises ValueError without user message."""
-    messages: list[Any] = read_chat_text(row["messages"]) or row["messages"] or []
+    messages: list[Json] = read_chat_text(row["messages"]) or row["messages"] or []
     roles = [str(message.get("role", message.get("from"))) for message in messages]
     ends = [number for number, role in enumerate(roles, 1) if role in ("user", "human")]
     if not ends:
@@ -133,7 +134,7 @@ def _read_labelled_messages(row: DataRow) -> DataRow:
     return {"prompt": prompt, "response": answer, "label": row["label"]}
 
 
-def _join_instruction(row: DataRow) -> Any:
+def _join_instruction(row: DataRow) -> Json:
     """Join the texts of the columns `instruction` and `input`. A value that is not text is returned, to be refused."""
     parts = [*filter(None, (row.get("instruction"), row.get("input")))]
     return next((part for part in parts if not isinstance(part, str)), None) or "\n\n".join(parts)

@@ -30,7 +30,7 @@ from alphaapollo.data.images import (
 )
 from alphaapollo.data.thought_marks import MarkFinder
 from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, read_end_token_ids, split_control_text
-from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
+from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, Json, JsonObject, Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -201,14 +201,14 @@ class Renderer:
         renderer, content = self.with_arguments(prompt.template_arguments), prompt.content
         return content if isinstance(content, str) else renderer.render_chat(content)
 
-    def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def split_control_strings(self, chat: Sequence[ChatMessage]) -> list[Any]:
         """Return messages with the control strings in their texts split, so that they are encoded as ordinary text."""
         patterns = [self._control_patterns.get(message["role"], self._control_patterns["user"]) for message in chat]
         pairs = zip(chat, patterns, strict=True)
         return [split_control_text(message, pattern, self.control_strings) for message, pattern in pairs]
 
     def _apply_template(
-        self, chat: Sequence[ChatMessage], add_generation_prompt: bool, arguments: Mapping[str, Any] | None = None
+        self, chat: Sequence[ChatMessage], add_generation_prompt: bool, arguments: Mapping[str, Json] | None = None
     ) -> str:
         variables = self.template_arguments if arguments is None else arguments
         return apply_chat_template(self.tokenizer, chat, add_generation_prompt, variables)

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.memory import measure_available_memory
 
 ROW_BYTES, VALUE_BYTES = 2000, 100  # memory of a row with its prompt, and of each of its values, without texts
@@ -29,8 +30,11 @@ def _check_columns(count: int) -> None:
         raise ValueError(f"it has {count} columns, more than {MAX_COLUMNS}. Write the values as a list")
 
 
-def _convert_batches(batches: Iterable[Any], max_rows: int = MAX_ROWS_AT_ONCE) -> list[dict[str, Any]]:
-    rows, reserve = list[dict[str, Any]](), measure_available_memory() // 4
+ArrowObject = Any  # of pyarrow, which has no types
+
+
+def _convert_batches(batches: Iterable[ArrowObject], max_rows: int = MAX_ROWS_AT_ONCE) -> list[JsonObject]:
+    rows, reserve = list[JsonObject](), measure_available_memory() // 4
     for batch in batches:
         for start in range(0, batch.num_rows, max_rows):
             rows += batch.slice(start, max_rows).to_pylist()
@@ -44,7 +48,7 @@ def _limit_rows(num_bytes: int) -> int:
     return max(1, min(MAX_ROWS_AT_ONCE, measure_available_memory() // (8 * num_bytes + 1)))
 
 
-def read_parquet(path: Path) -> list[dict[str, Any]]:
+def read_parquet(path: Path) -> list[JsonObject]:
     """Read a parquet file. Raises MemoryError if the memory does not suffice."""
     import pyarrow.parquet
 
@@ -58,7 +62,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
         return _convert_batches(table.iter_batches(_limit_rows(repeated)))
 
 
-def _measure_dictionary(file: BinaryIO, chunk: Any) -> int:
+def _measure_dictionary(file: BinaryIO, chunk: ArrowObject) -> int:
     """Return the bytes of the texts that a column chunk may repeat in each row: the size in the header of a dictionary
     page, which starts with type and size in Thrift's compact protocol, or else the size of the chunk."""
     file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
@@ -69,7 +73,7 @@ def _measure_dictionary(file: BinaryIO, chunk: Any) -> int:
     return chunk.total_uncompressed_size if "DELTA_BYTE_ARRAY" in chunk.encodings or chunk.has_dictionary_page else 0
 
 
-def read_arrow(content: bytes | bytearray) -> list[dict[str, Any]]:
+def read_arrow(content: bytes | bytearray) -> list[JsonObject]:
     """Read arrow's stream format, or its file format, which contains a stream. Raises MemoryError as read_parquet."""
     import pyarrow
 
@@ -82,7 +86,7 @@ def read_arrow(content: bytes | bytearray) -> list[dict[str, Any]]:
         return _convert_batches(table, _limit_rows(num_bytes) if has_references else MAX_ROWS_AT_ONCE)
 
 
-def measure_arrow(stream: Any) -> tuple[int, int]:
+def measure_arrow(stream: ArrowObject) -> tuple[int, int]:
     """Return the numbers of rows and of decompressed bytes that the messages of an arrow stream declare."""
     import pyarrow
 
@@ -107,7 +111,7 @@ def check_arrow_files(folder: Path) -> None:
         check_memory(num_rows, num_values=0, num_bytes=num_bytes)
 
 
-def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tuple[int, int]:
+def _measure_message(header: memoryview, body: ArrowObject, is_dictionary: bool) -> tuple[int, int]:
     """Return the numbers of rows and bytes in the header of a record batch, a flatbuffer (arrow's Message.fbs)."""
 
     def find(table: int, field: int) -> int:
@@ -131,7 +135,7 @@ def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tupl
     return (struct.unpack_from("<q", header, rows)[0] if rows else 0), num_bytes
 
 
-def read_csv(content: bytes, separator: str) -> list[dict[str, Any]]:
+def read_csv(content: bytes, separator: str) -> list[JsonObject]:
     """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
     from pyarrow import BufferReader, csv, string
 

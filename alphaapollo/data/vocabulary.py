@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.utils.disk import read_json
 from alphaapollo.utils.hub import check_model_files, is_local_path
-from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.json_types import Json, JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,7 +72,7 @@ def make_control_pattern(tokens: Iterable[str], known: Collection[str] = ()) -> 
     return re.compile("|".join(map(re.escape, controls)) or "(?!)")
 
 
-def split_control_text(value: object, pattern: re.Pattern[str], found: Counter[str]) -> Any:
+def split_control_text(value: object, pattern: re.Pattern[str], found: Counter[str]) -> Json:
     """Split the control strings in all texts of a JSON value, and count them in `found`."""
     if isinstance(value, str):
         strings = pattern.findall(value)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, next_logits
+from alphaapollo.algorithms.sampling import Cache, PendingCompletion, decode_batch, next_logits
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.vocabulary import load_tokenizer
@@ -122,7 +122,7 @@ class HFEngine(Engine):
     def _sample_batch(self, batch: list[_WaitingRequest]) -> None:
         decode_batch(self._compute_next_logits, batch, self._model.device, lambda all_done: all_done or self._is_held)
 
-    def _compute_next_logits(self, *arguments: Any) -> tuple[torch.Tensor, Any]:
+    def _compute_next_logits(self, *arguments: Any) -> tuple[torch.Tensor, Cache]:
         logits, cache = next_logits(self._model, *arguments)
         logits[:, self._excluded_ids] = EXCLUDED_LOGIT
         return logits, cache

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from alphaapollo.config.requirements import Requirement
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.weight_sync.transport import WeightReceipt
-from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
+from alphaapollo.types import Adapter, Completion, ImageInput, JsonObject, Sampling
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -178,7 +178,7 @@ class Engine:
         """Load a LoRA adapter that new requests use by default, instead of the previous adapter."""
         raise NotImplementedError
 
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    async def init_weight_transfer_engine(self, init_info: JsonObject) -> None:
         """Connect the engine's workers to the trainer, once. `init_info["rank_offset"]`, if it is set, is the rank of
         the first engine's first worker."""
         raise NotImplementedError

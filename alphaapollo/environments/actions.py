@@ -11,7 +11,6 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
@@ -26,7 +25,7 @@ from alphaapollo.tools.base import (
     ToolStatus,
 )
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import IMAGE_MARK, JsonObject, Message, Outcome, Score, Turn
+from alphaapollo.types import IMAGE_MARK, Json, JsonObject, Message, Outcome, Score, Turn
 
 ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
@@ -48,7 +47,7 @@ class ActionHandler:
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
         cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
-        calls, message_info = list[tuple[str, Any]](), dict[str, Any]()
+        calls, message_info = list[tuple[str, Json]](), JsonObject()
         if self._parse_calls is None:
             tool_names = self._tools.names if self._tools else []
             action = read_action(text, [*tool_names, ANSWER], turns=self._turns)

@@ -20,7 +20,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.base import Section
 from alphaapollo.tools.base import Tool, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Message, Prompt, Score, Turn
+from alphaapollo.types import JsonObject, Message, Prompt, Score, Turn
 from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.registry import Registry
 
@@ -63,7 +63,7 @@ class StepResult:
     valid: bool = True  # False: the text had no readable action
     score: Score | None = None  # score of the complete episode, with `done`; an episode without a score has score 0
     kept_chars: int | None = None  # length of the text that the environment used; later text is cut off, not trained
-    info: dict[str, Any] = field(default_factory=dict)  # `state`: key of the state before the action, for credit
+    info: JsonObject = field(default_factory=dict)  # `state`: key of the state before the action, for credit
 
 
 @dataclass(frozen=True, slots=True)

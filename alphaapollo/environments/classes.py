@@ -40,10 +40,10 @@ from alphaapollo.environments.step_classes import (
 from alphaapollo.rewards.base import convert_to_float, make_failed_score
 from alphaapollo.rewards.custom import list_messages
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus
-from alphaapollo.types import DERIVED, Episode, EpisodeTurn, Message, Prompt, Score
+from alphaapollo.types import DERIVED, Episode, EpisodeTurn, Json, Message, Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.plugins import find_plugins
-from alphaapollo.utils.user_module import load_user_module
+from alphaapollo.utils.user_module import UserObject, load_user_module
 
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
 OBJECT = "environment"  # key of the episode's object in `Session.state`
@@ -54,7 +54,7 @@ CONTRACTS = (
     "this project's own (__init__(services), reset, step, close); TRL's (reset, and public methods that are tools); "
     "Gymnasium's (reset, step); SkyRL-Gym's (init, step)"
 )
-IdleObjects = dict[str, list[Any]]
+IdleObjects = dict[str, list[object]]
 """Objects of ended episodes by env.settings. Later episodes reset and use them, as in TRL: most classes for TRL keep a
 connection to a server, and have no method that closes it."""
 
@@ -86,15 +86,15 @@ def reads_environments(function: Callable[..., object]) -> bool:
 
 
 def register_environment_object(
-    name: str, graded: bool = False, rewards: Sequence[Callable[..., Any]] = ()
-) -> Callable[[Any], Any]:
+    name: str, graded: bool = False, rewards: Sequence[Callable[..., object]] = ()
+) -> Callable[[UserObject], UserObject]:
     """Return a decorator that registers an environment class of this project or of another framework, or a function
     that creates environments. graded: whether a reward function grades the episodes. rewards: reward functions of TRL
     that read `environments`. The reward of an episode is the sum of these and of get_reward().
 
     The decorator raises ValueError if the object fits none of the contracts."""
 
-    def register(factory: Any) -> Any:
+    def register(factory: UserObject) -> UserObject:
         if isinstance(factory, Mapping):
             raise ValueError(
                 f"the environment {name} is a dict of {', '.join(map(str, factory))}. All rows of a run have the same "
@@ -125,7 +125,7 @@ def register_environment_object(
     return register
 
 
-def _takes_services(factory: Any) -> bool:
+def _takes_services(factory: UserObject) -> bool:
     """Return whether an object is an environment of this project: it is called with `services`."""
     bases = {base.__module__.partition(".")[0] for base in getattr(factory, "__mro__", ())}
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -161,7 +161,7 @@ class MethodTool(Tool):
             raise
         except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call
             return ToolResult(str(error), ToolStatus.ERROR)
-        parts: list[Any] = answer if isinstance(answer, list) else []
+        parts: list[Json] = answer if isinstance(answer, list) else []
         if not parts or not all(isinstance(part, dict) and part.get("type") in ("text", "image") for part in parts):
             return ToolResult(str(answer), ToolStatus.OK)
         images = [part["image"] for part in parts if part["type"] == "image"]
@@ -190,9 +190,9 @@ class ToolClass(ForeignEnvironment):
 
     def __init__(
         self,
-        make: Callable[..., Any],
+        make: Callable[..., object],
         is_graded: bool,
-        rewards: Sequence[Callable[..., Any]],
+        rewards: Sequence[Callable[..., object]],
         services: Services,
         idle: IdleObjects | None = None,
     ):
@@ -237,7 +237,7 @@ class ToolClass(ForeignEnvironment):
         elif self._is_reusable and CANCELLED not in self._session.state:
             self._idle.append(self._object)
 
-    async def _use_object(self, function: Callable[..., Any], **arguments: object) -> Any:
+    async def _use_object(self, function: Callable[..., object], **arguments: object) -> Any:
         """Call a function that uses the object. If the call fails or is cancelled, the object is not reused."""
         self._is_reusable = False
         result = await call(function, **arguments)
@@ -269,7 +269,7 @@ class ToolClass(ForeignEnvironment):
         parts = {**score.components, **parts}
         return replace(score, reward=score.reward + reward, components=parts, accuracy=DERIVED)
 
-    def _list_reward_arguments(self, text: str | None) -> dict[str, Any]:
+    def _list_reward_arguments(self, text: str | None) -> JsonObject:
         """Return the arguments of a reward function of TRL for one episode: lists of one value."""
         prompt = self._prompt.content
         turns = [*self._past_turns, *([] if text is None else [EpisodeTurn(text)])]

@@ -10,14 +10,13 @@ tools in the format of its chat template, and a turn without a tool call is the 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.actions import make_action_handler
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import JsonObject, Message, Prompt
+from alphaapollo.types import Json, JsonObject, Message, Prompt
 
 NATIVE = r"Reason step by step, with the tools where they help. Put your final answer within \boxed{}."
 PLAIN = r"Reason step by step. Think inside <think>...</think>, then answer with <answer>\boxed{...}</answer>."
@@ -93,12 +92,12 @@ def describe_tool(function: JsonObject) -> str:
     return f"call <{name}>{example}</{name}> ({function['description']}),"
 
 
-def make_example_value(schema: Any, root_schema: JsonObject, followed_refs: tuple[str, ...] = ()) -> Any:
+def make_example_value(schema: Json, root_schema: JsonObject, followed_refs: tuple[str, ...] = ()) -> Json:
     """Return an example value for a JSON schema: its default, its first listed value, or a value of its type."""
     if not isinstance(schema, dict) or schema.get("$ref") in followed_refs:
         return "..."
     if reference := schema.get("$ref"):
-        found: Any = root_schema
+        found: Json = root_schema
         for step in reference.split("/")[1:]:
             found = found.get(step) if isinstance(found, dict) else None
         return make_example_value(found, root_schema, (*followed_refs, reference))

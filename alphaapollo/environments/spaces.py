@@ -16,17 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.utils.json_types import Json
+
+Space = Any  # of Gymnasium, which need not be installed
 ARRAYS = {"Box", "MultiDiscrete", "MultiBinary"}
 LISTS = {"Tuple", "Sequence", "OneOf"}
 
 
-def get_kind(space: Any) -> str:
+def get_kind(space: Space) -> str:
     """Return the name of the Gymnasium class of a space, or an empty text for other classes."""
     names = [base.__name__ for base in type(space).__mro__]
     return next((name for name in names if name in {*ARRAYS, *CONVERTERS}), "")
 
 
-def read_space_action(space: Any, text: str) -> Any:
+def read_space_action(space: Space, text: str) -> object:
     """Return the action of a space that a text stands for. Raises ValueError if the text stands for no action."""
     try:
         action = _convert(space, text if get_kind(space) == "Text" else json.loads(text))
@@ -38,7 +41,7 @@ def read_space_action(space: Any, text: str) -> Any:
     return action
 
 
-def write_space_action(space: Any, action: Any) -> str:
+def write_space_action(space: Space, action: object) -> str:
     """Return the text of an action. Raises ValueError if a text cannot stand for the actions of the space."""
     text = action if isinstance(action, str) else json.dumps(action, default=lambda array: array.tolist())
     try:
@@ -51,13 +54,13 @@ def write_space_action(space: Any, action: Any) -> str:
     return text
 
 
-def show_observation(observation: Any) -> str:
+def show_observation(observation: object) -> str:
     """Return the complete text of an observation: numpy abbreviates arrays of more than 1,000 elements."""
     with np.printoptions(threshold=sys.maxsize):
         return str(observation)
 
 
-def _convert(space: Any, value: Any) -> Any:
+def _convert(space: Space, value: Json) -> object:
     """Convert a JSON value to a value of the space. Raises ValueError or TypeError if the shapes differ."""
     kind = get_kind(space)
     if isinstance(value, bool) or (kind in LISTS and not isinstance(value, list)) or getattr(space, "stack", False):
@@ -71,22 +74,22 @@ def _convert(space: Any, value: Any) -> Any:
     return array
 
 
-def _convert_tuple(space: Any, value: Any) -> tuple[Any, ...]:
+def _convert_tuple(space: Space, value: Json) -> tuple[object, ...]:
     return tuple(_convert(part, element) for part, element in zip(space.spaces, value, strict=True))
 
 
-def _convert_dict(space: Any, value: Any) -> dict[str, Any]:
+def _convert_dict(space: Space, value: Json) -> dict[str, object]:
     if not isinstance(value, dict) or value.keys() != space.spaces.keys():
         raise ValueError(f"the keys must be {', '.join(space.spaces)}")
     return {name: _convert(part, value[name]) for name, part in space.spaces.items()}
 
 
-def _convert_one_of(space: Any, value: Any) -> tuple[Any, ...]:
+def _convert_one_of(space: Space, value: Json) -> tuple[object, ...]:
     number, action = value
     return number, _convert(dict(enumerate(space.spaces)).get(number), action)  # contains() checks the number
 
 
-CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
+CONVERTERS: dict[str, Callable[[Space, Json], object]] = {
     "Discrete": lambda _, value: value,
     "Text": lambda _, value: value,
     "Tuple": _convert_tuple,

@@ -19,7 +19,7 @@ OBSERVATION = "{observation}"  # placeholder in env.prompt
 SEPARATOR = "\n\n"  # between the prompt and an observation
 
 
-def choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def choose_arguments(function: Callable[..., object], arguments: Mapping[str, object]) -> dict[str, object]:
     """Return those of `arguments` that a function accepts."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -27,14 +27,14 @@ def choose_arguments(function: Callable[..., object], arguments: Mapping[str, An
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-async def call(function: Callable[..., Any], /, *arguments: object, **named: object) -> Any:
+async def call(function: Callable[..., object], /, *arguments: object, **named: object) -> Any:
     """Call a function of a user's class. Sync functions run in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **named)
     return await asyncio.to_thread(function, *arguments, **named)
 
 
-def list_columns(prompt: Prompt) -> dict[str, Any]:
+def list_columns(prompt: Prompt) -> JsonObject:
     """Return the columns of a row, as other frameworks pass them to environments."""
     source = {"data_source": prompt.data_source} if prompt.data_source else {}
     truth = {} if prompt.ground_truth is None else {"ground_truth": prompt.ground_truth}
@@ -44,7 +44,7 @@ def list_columns(prompt: Prompt) -> dict[str, Any]:
 class ForeignEnvironment:
     """Environment that wraps an object of a user's class. The object is made with env.settings as arguments."""
 
-    def __init__(self, make: Callable[..., Any], services: Services):
+    def __init__(self, make: Callable[..., object], services: Services):
         self._make, self._config, self._turns = make, services.config, services.turns
         self._object: Any = None
 
@@ -62,7 +62,7 @@ class ForeignEnvironment:
             before, place, after = self._config.prompt.partition(OBSERVATION)
             pieces = [before, *(piece for piece in shown if not place or piece != SEPARATOR), after]
         if all(isinstance(piece, str) for piece in pieces):
-            content: Any = "".join(pieces)
+            content: str | list[JsonObject] = "".join(pieces)
         else:
             lists = [[{"type": "text", "text": piece}] if isinstance(piece, str) else piece for piece in pieces]
             content = [part for parts in lists for part in parts]

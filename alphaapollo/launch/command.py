@@ -98,7 +98,7 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
     return entry_point(main)
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
+def run_coroutine(coroutine: Coroutine[object, None, None]) -> None:
     """Run a coroutine. After SIGINT, which often ends workers, raise KeyboardInterrupt instead of WorkerLost."""
     with asyncio.Runner() as runner:
         try:
@@ -109,7 +109,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
             raise
 
 
-def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None]], console: Console) -> None:
+def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[object, None, None]], console: Console) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises WorkerLost if that is not possible.
 
     prepared: Preparation of a training with `progress` (RunProgress), which `run` updates after each iteration.

@@ -53,7 +53,7 @@ from alphaapollo.utils.disk import read_json
 from alphaapollo.utils.json_types import JsonObject
 
 _DCP_CLASSES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
-ALLOWED_CLASSES: Mapping[tuple[str, str], Any] = {
+ALLOWED_CLASSES: Mapping[tuple[str, str], object] = {
     (kind.__module__, kind.__name__): kind for kind in (*_DCP_CLASSES, _StorageInfo, torch.Size, pathlib.PosixPath)
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}  # in a checkpoint's metadata
 ARRAY_CLASSES: list[Any] = [(function, ".".join(name)) for name, function in ARRAY_FUNCTIONS.items()] + [Array, DType]
@@ -77,7 +77,7 @@ def take_snapshot(
 ) -> CheckpointSnapshot:
     """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). load_snapshot returns
     `extra_state`. `optimizers` is empty for a frozen model."""
-    numpy_state: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    numpy_state = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
     generator_states = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         generator_states["cuda"] = torch.cuda.get_rng_state()
@@ -248,7 +248,7 @@ class _RestrictedUnpickleReader(FileSystemReader):
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in ALLOWED_CLASSES:
             return ALLOWED_CLASSES[module, name]
         if (module, name) == ("builtins", "getattr"):
@@ -258,7 +258,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed in a checkpoint")
 
 
-def _get_memory_format(enum: Any, name: str) -> Any:
+def _get_memory_format(enum: object, name: str) -> object:
     """Return a member of torch's memory format enum. Unpickling calls it instead of getattr (old Pythons)."""
     if enum is not dcp._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"the file calls getattr on {enum}, which is not allowed in a checkpoint")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def load_example_image(model: Model) -> ImageInput | None:
     return processor.prepare(make_example_image())
 
 
-def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def make_image_arguments(method: Callable[..., object], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Select the tensors of a processor that a method of the model takes. Some processors return further tensors."""
     accepted = inspect.signature(method).parameters
     return {name: tensor for name, tensor in tensors.items() if name in accepted}
@@ -125,7 +125,7 @@ def embed_tokens_and_images(model: PreTrainedModel, token_ids: Tensor, images: I
     return inputs
 
 
-def _select_features(features: Any, images: ImageBatch) -> Tensor:
+def _select_features(features: Tensor | tuple[Tensor, ...] | list[Tensor], images: ImageBatch) -> Tensor:
     """Select the image features of this rank's placeholders, [m, H]. `features`: one tensor per image, or a tensor
     [crops, n, H]."""
     joined: Tensor = torch.cat(list(features)) if isinstance(features, tuple | list) else features.flatten(0, -2)

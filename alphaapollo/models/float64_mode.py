@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ class Float64Mode(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Callable[..., object], _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, function: Callable[..., object], _: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         is_view = function is Tensor.view  # view(dtype) reinterprets bytes
         if args and isinstance(args[0], Tensor) and not is_view:
@@ -30,5 +30,5 @@ class Float64Mode(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _replace_float32(value: Any) -> Any:
+def _replace_float32(value: object) -> object:
     return torch.float64 if value is torch.float32 else value

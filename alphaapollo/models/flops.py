@@ -68,7 +68,7 @@ class FlopsEstimator:
             embedding = model.get_input_embeddings().weight  # a lookup, not a product
             matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 
-        def count_active_parameters(name: str, parameter: Any) -> int:
+        def count_active_parameters(name: str, parameter: torch.Tensor) -> int:
             count: int = parameter.numel()
             return count * experts.experts_per_token // experts.num_experts if experts and EXPERTS in name else count
 

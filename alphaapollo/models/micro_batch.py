@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +103,7 @@ class MicroBatchBuilder:
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
         predictors = self._select_tokens(layout, token_index - 1)
-        target_ids: Any = chosen.columns.get(TARGETS, chosen.token_ids)
+        target_ids = chosen.columns.get(TARGETS, chosen.token_ids)
         targets = self.to_device(target_ids[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
         find_local = partial(self._find_local_tokens, width=width)
@@ -245,7 +244,7 @@ def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
     return placed.reshape(3, *layout.token_ids.shape)
 
 
-def _lay_out_column(column: np.ndarray, selected: Any, layout: _TokenLayout) -> np.ndarray:
+def _lay_out_column(column: np.ndarray, selected: object, layout: _TokenLayout) -> np.ndarray:
     """Place the values `selected` of a column where their tokens are, with zeros for padding. None: only zeros, for the
     dummy row. uint16 becomes int32, because few torch operations support uint16."""
     dtype = np.int32 if column.dtype == np.uint16 else column.dtype

@@ -146,7 +146,7 @@ class PolicyModel(FsdpRoot):
     ) -> Tensor:
         """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. image_tensors:
         ImageInput.tensors of the prompt. [1, T] -> [T - 1]"""
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, Tensor] = {}
         if image_tensors:
             is_image = torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device)).int()
             arguments = make_image_arguments(self.model.forward, {**image_tensors, "mm_token_type_ids": is_image})

@@ -277,7 +277,7 @@ def set_hyperparams(
                 group["eps"] = optimizer.defaults["eps"] if adam.eps is None else adam.eps
 
 
-def list_plain_tensors(state: Any) -> list[Tensor]:
+def list_plain_tensors(state: Tensor) -> list[Tensor]:
     """Return the tensors with the data of an optimizer state on this rank: codes and scales if it is quantized."""
     shard: Any = local_tensor(state)
     return [shard.codes, shard.scale] if hasattr(shard, "codes") else [shard]

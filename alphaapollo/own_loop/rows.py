@@ -25,7 +25,7 @@ def make_row(
     token_ids: Sequence[int],
     weights: Sequence[float] | None = None,
     targets: Sequence[int] | None = None,
-    **columns: Any,
+    **columns: object,
 ) -> Row:
     """Make a row to train on from T tokens.
 
@@ -65,7 +65,7 @@ class RowReader:
         excluded = find_excluded_ids(model.path, model.tokenizer_path, model.trust_remote_code)
         return cls(getattr(text, "max_position_embeddings", None), int(text.vocab_size), tuple(excluded))
 
-    def read(self, rows: Sequence[Row], columns: Mapping[str, Sequence[Any]] | None = None) -> list[Row]:
+    def read(self, rows: Sequence[Row], columns: Mapping[str, Sequence[object]] | None = None) -> list[Row]:
         """Return the rows with further columns, given as one entry per row. Raises ValueError for rows that cannot be
         trained on."""
         columns = columns or {}
@@ -77,7 +77,7 @@ class RowReader:
         new_columns = [{name: column[number] for name, column in columns.items()} for number in range(len(rows))]
         return [self._read_row(f"row {number}", row, new_columns[number], names) for number, row in enumerate(rows)]
 
-    def _read_row(self, label: str, row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> Row:
+    def _read_row(self, label: str, row: Row, columns: Mapping[str, object], names: Sequence[str]) -> Row:
         """Check a row. names: columns of numbers that each row must have."""
         ids, trained, checked_columns = np.asarray(row.token_ids), np.asarray(row.action_mask), dict[str, Any]()
         if self.max_length is not None and len(ids) > self.max_length:

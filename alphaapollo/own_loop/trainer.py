@@ -30,15 +30,16 @@ from alphaapollo.utils.json_types import JsonObject
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Verb = Callable[Concatenate[Verbs, P], Coroutine[object, None, T]]
 PROBE_TEXT = "The engines compute with the weights of the trainer."
 IDLE_SECONDS = 1.0  # between two checks whether the caller has closed the trainer
 
 
-def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Trainer, P], T]:
+def _make_sync(verb: Verb[P, T]) -> Callable[Concatenate[Trainer, P], T]:
     """Make a method of Trainer that waits for a verb. If the workers end meanwhile, it raises the reason."""
 
     @wraps(verb)
-    def wait_for_verb(self: Trainer, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wait_for_verb(self: Trainer, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return self._submit(verb, *args, **kwargs).result()
         except CancelledError as error:
@@ -48,9 +49,7 @@ def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) ->
     return wait_for_verb
 
 
-async def _call_verb(
-    verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], verbs: Verbs, *args: P.args, **kwargs: P.kwargs
-) -> T:
+async def _call_verb(verb: Verb[P, T], verbs: Verbs, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a verb, and count its time, including the verbs that it calls."""
     with verbs.timer(verb.__name__):
         return await verb(verbs, *args, **kwargs)
@@ -151,9 +150,7 @@ class Trainer:
         for name in self._environment.keys() - environment:
             os.environ.pop(name, None)
 
-    def _submit(
-        self, verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
+    def _submit(self, verb: Verb[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if not self._thread.is_alive():
             problem = f"has ended: {self._failure}" if self._failure else "is not running"
             raise RuntimeError(f"the trainer {problem}. Call its verbs inside `with alphaapollo.Trainer(...) as t:`.")

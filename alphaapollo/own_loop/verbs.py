@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -101,7 +100,7 @@ class Verbs:
             score = adapt_to_episode(reward)
             for prompt, sample in ((group.prompt, sample) for group in groups for sample in group.trajectories):
                 turns = [EpisodeTurn(turn.text, token_ids=turn.completion.token_ids) for turn in sample.turns]
-                result: Any = score(prompt, Episode(turns[-1].text, turns))
+                result: object = score(prompt, Episode(turns[-1].text, turns))
                 sample.score = convert_to_score(await result if inspect.isawaitable(result) else result)
         return groups
 
@@ -163,12 +162,13 @@ class Verbs:
 
     async def forward_backward(
         self,
+        /,
         rows: Sequence[Row],
         loss: str | LossFunction = "cross_entropy",
         denominator: float | None = None,
         groups: Sequence[object] | None = None,
         adapter: str = OWN,
-        **columns: Sequence[Any],
+        **columns: Sequence[object],
     ) -> GradientResult:
         """Compute a loss, and add its gradients to those of earlier calls. If it raises, they are unchanged.
 

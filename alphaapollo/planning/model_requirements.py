@@ -96,13 +96,13 @@ def find_unsupported_features(use: ModelUse) -> Iterator[str]:
 
 
 @model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
-def weights_are_quantized(use: ModelUse, context: CheckContext) -> Any:
+def weights_are_quantized(use: ModelUse, context: CheckContext) -> object:
     is_served = use.engine is not None and not use.fsdp and load_engine_class(use.engine.name).reads_quantized
     return not is_served and find_quantization(use.config)
 
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
-def engine_argument_is_unusable(use: ModelUse, context: CheckContext) -> Any:
+def engine_argument_is_unusable(use: ModelUse, context: CheckContext) -> object:
     if use.engine is None or not use.engine.has_engine_process:
         return None
     name, engine = use.engine.name, load_engine_class(use.engine.name)
@@ -120,12 +120,12 @@ def engine_argument_is_unusable(use: ModelUse, context: CheckContext) -> Any:
 
 
 @model_requirement("text generation", "{use} is a {}, not a causal language model", "Use the model before it")
-def model_writes_no_text(use: ModelUse, context: CheckContext) -> Any:
+def model_writes_no_text(use: ModelUse, context: CheckContext) -> object:
     return use.writes_text and not is_causal_lm(use.config) and use.config.architectures[0]
 
 
 @model_requirement("main_rm", "{use} has no reward model in transformers", "Choose another family, e.g. Qwen3 or Llama")
-def reward_model_is_missing(use: ModelUse, context: CheckContext) -> Any:
+def reward_model_is_missing(use: ModelUse, context: CheckContext) -> object:
     if use.trains_scores and not is_causal_lm(use.config):
         find_reward_model_class(use.config, use.model.path)  # raises for other classifiers
         return None
@@ -133,7 +133,7 @@ def reward_model_is_missing(use: ModelUse, context: CheckContext) -> Any:
 
 
 @model_requirement("images", "{use} reads other images or placeholder tokens than {}", "Use the policy's family")
-def images_differ_from_the_policys(use: ModelUse, context: CheckContext) -> Any:
+def images_differ_from_the_policys(use: ModelUse, context: CheckContext) -> object:
     policy = use.policy or use.model
     is_same = policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy)
     return not is_same and policy.path
@@ -142,7 +142,7 @@ def images_differ_from_the_policys(use: ModelUse, context: CheckContext) -> Any:
 @model_requirement(
     "{use.engine_section}.name={}", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
 )
-def engine_reads_no_images(use: ModelUse, context: CheckContext) -> Any:
+def engine_reads_no_images(use: ModelUse, context: CheckContext) -> object:
     name = use.engine.name if use.engine and reads_images(use.config) else ""
     return name and not load_engine_class(name).reads_images and name
 
@@ -152,7 +152,7 @@ def engine_reads_no_images(use: ModelUse, context: CheckContext) -> Any:
     "{use} has an output head and no embedding in its files, which this engine does not load",
     "Save the model again with transformers, or set {use.engine_section}.name=hf",
 )
-def engine_needs_an_embedding(use: ModelUse, context: CheckContext) -> Any:
+def engine_needs_an_embedding(use: ModelUse, context: CheckContext) -> object:
     has_process = use.engine is not None and use.engine.has_engine_process
     return has_process and find_tied_head(read_config(use.model), use.model.path) == "alone"
 
@@ -162,7 +162,7 @@ def engine_needs_an_embedding(use: ModelUse, context: CheckContext) -> Any:
     "{use} has {}",
     "Lower one of the two keys",
 )
-def sequences_exceed_the_context(use: ModelUse, context: CheckContext) -> Any:
+def sequences_exceed_the_context(use: ModelUse, context: CheckContext) -> object:
     if use.lengths is None or use.engine is None or not use.engine.has_engine_process:
         return None
     text = use.config.get_text_config()
@@ -179,7 +179,7 @@ def sequences_exceed_the_context(use: ModelUse, context: CheckContext) -> Any:
     "{use} has {0} attention heads",
     "Set {use.engine_section}.tensor_model_parallel_size to one of {1}",
 )
-def engines_split_heads(use: ModelUse, context: CheckContext) -> Any:
+def engines_split_heads(use: ModelUse, context: CheckContext) -> object:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", None)
     return use.engine and heads and heads % use.engine.tensor_model_parallel_size and (heads, list_divisors(heads))
 
@@ -189,7 +189,7 @@ def engines_split_heads(use: ModelUse, context: CheckContext) -> Any:
     "{use} is not a mixture of experts",
     "Set {use.engine_section}.expert_parallel_size=1",
 )
-def engines_lack_experts(use: ModelUse, context: CheckContext) -> Any:
+def engines_lack_experts(use: ModelUse, context: CheckContext) -> object:
     return use.engine and use.engine.expert_parallel_size > 1 and ExpertSizes.from_config(use.config) is None
 
 
@@ -198,7 +198,7 @@ def engines_lack_experts(use: ModelUse, context: CheckContext) -> Any:
     "{use} {0}",
     "Set {use.ulysses_section}ulysses_sequence_parallel_size={1}",
 )
-def sequence_groups_split_heads(use: ModelUse, context: CheckContext) -> Any:
+def sequence_groups_split_heads(use: ModelUse, context: CheckContext) -> object:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", 0)
     if use.model.trust_remote_code and hasattr(use.config, "auto_map"):
         reason, possible = "has its own modeling code, whose attention cannot be split", 1
@@ -211,7 +211,7 @@ def sequence_groups_split_heads(use: ModelUse, context: CheckContext) -> Any:
 
 
 @model_requirement("{0}", "{use} {1} (docs/parallelism.md)", "Remove {0}")
-def routers_are_unsupported(use: ModelUse, context: CheckContext) -> Any:
+def routers_are_unsupported(use: ModelUse, context: CheckContext) -> object:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
@@ -226,14 +226,14 @@ def routers_are_unsupported(use: ModelUse, context: CheckContext) -> Any:
 @model_requirement(
     "{use.ulysses_section}optim.name=trpo", "{use} is a mixture of experts, whose routers make the KL jump", "Set adamw"
 )
-def routers_disturb_trpo(use: ModelUse, context: CheckContext) -> Any:
+def routers_disturb_trpo(use: ModelUse, context: CheckContext) -> object:
     return use.optimizer == "trpo" and RouterHooks.wrap_routers(load_without_weights(use.model)) is not None
 
 
 @model_requirement(
     "{use.fsdp_section}.ep_size={use.fsdp.ep_size}", "{use} has {0}", "Set {use.fsdp_section}.ep_size to {1}"
 )
-def experts_cannot_be_split(use: ModelUse, context: CheckContext) -> Any:
+def experts_cannot_be_split(use: ModelUse, context: CheckContext) -> object:
     if use.fsdp is None or (size := use.fsdp.ep_size) == 1:
         return None
     experts, shards = find_experts(load_without_weights(use.model)), use.fsdp.count_shards(use.num_ranks)
@@ -249,7 +249,7 @@ def experts_cannot_be_split(use: ModelUse, context: CheckContext) -> Any:
 
 
 @model_requirement("{0}lora_rank={use.model.lora_rank}", "{use} cannot have the adapters: {1}", "{2}")
-def adapters_lack_layers(use: ModelUse, context: CheckContext) -> Any:
+def adapters_lack_layers(use: ModelUse, context: CheckContext) -> object:
     try:
         if use.fsdp and use.model.lora_rank:
             resolve_target_modules(load_without_weights(use.model), use.model)
@@ -260,7 +260,7 @@ def adapters_lack_layers(use: ModelUse, context: CheckContext) -> Any:
 
 
 @model_requirement("teacher.self_teacher.context", "{use} is a vision-language model", "Set null, or use a text model")
-def self_teacher_reads_images(use: ModelUse, context: CheckContext) -> Any:
+def self_teacher_reads_images(use: ModelUse, context: CheckContext) -> object:
     return use.self_teacher_length and reads_images(use.config)
 
 
@@ -269,7 +269,7 @@ def self_teacher_reads_images(use: ModelUse, context: CheckContext) -> Any:
     "{use} has a context length of {} tokens",
     "Lower one of the two keys",
 )
-def self_teacher_exceeds_the_context(use: ModelUse, context: CheckContext) -> Any:
+def self_teacher_exceeds_the_context(use: ModelUse, context: CheckContext) -> object:
     limit = getattr(use.config.get_text_config(), "max_position_embeddings", None)
     return limit is not None and use.self_teacher_length > limit and limit
 

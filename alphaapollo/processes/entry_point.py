@@ -98,7 +98,7 @@ exits_at_once = False
 """Whether this process ends with os._exit, so that nothing needs to be freed before."""
 
 
-def run_program(main: Callable[[], Any]) -> NoReturn:
+def run_program(main: Callable[[], object]) -> NoReturn:
     """Call `main` as the program of this process, and exit with its code.
 
     The exit flushes the output and calls the functions registered with atexit, but does not free each object, which

@@ -22,8 +22,8 @@ from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.rewards.base import RewardResult, adapt_to_episode, convert_to_score, is_async, make_failed_score
-from alphaapollo.types import Episode, Prompt, Score
-from alphaapollo.utils.user_module import load_user_module, load_user_object
+from alphaapollo.types import ChatMessage, Episode, Json, Prompt, Score
+from alphaapollo.utils.user_module import UserObject, load_user_module, load_user_object
 
 PATH_KEY, NAME_KEY = "custom_reward_function.path", "custom_reward_function.name"
 SWIFT_MODULES = ("swift", "swift.rewards", "swift.rewards.orm", "swift.plugin", "swift.plugin.orm", "swift.utils")
@@ -33,21 +33,22 @@ TRL_COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_mode
 
 TRUTHS = ("ground_truth", "ground_truths", "labels", "answer", "solution")  # parameters that get the ground truth
 
-EpisodeFunction = Callable[[Prompt, Episode], Any]  # returns a RewardResult or None, or an awaitable of it
-GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of such results, or an awaitable of it
+Result = Any  # of a user's function: any value, or an awaitable of it
+EpisodeFunction = Callable[[Prompt, Episode], Result]  # returns a RewardResult or None, or an awaitable of it
+GroupFunction = Callable[[Prompt, Sequence[Episode]], Result]  # returns a list of such results, or an awaitable of it
 
 
 @dataclass(frozen=True)
 class LoadedFunction:
     """The user's reward function, or the weighted sum of several."""
 
-    function: Callable[..., Any]  # takes a prompt, and a completion or a trajectory
+    function: Callable[..., Result]  # takes a prompt, and a completion or a trajectory
     is_async: bool = False  # whether it returns awaitables
     columns: tuple[str, ...] = ()  # columns that the data must have, including those of TRUTHS
     takes_prompt_text: bool = False  # whether it reads the rendered prompt
     grade_group: GroupFunction | None = None  # grades the completions of a prompt in one call; None: one at a time
 
-    def grade_all(self, prompt: Prompt, episodes: Sequence[Episode]) -> Any:
+    def grade_all(self, prompt: Prompt, episodes: Sequence[Episode]) -> Result:
         """Return a list of the results of the episodes, or an awaitable of it."""
         if self.grade_group:
             return self.grade_group(prompt, episodes)
@@ -98,7 +99,7 @@ def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
     return LoadedFunction(function, is_async(function))
 
 
-def _load_object(path: str, name: str) -> Any:
+def _load_object(path: str, name: str) -> UserObject:
     """Return an object of the user's file, or an object that the file registers in ms-swift's `orms`."""
     if "swift" not in sys.modules and importlib.util.find_spec("swift") is None:
         _add_swift_modules()
@@ -129,13 +130,13 @@ class Contract:
     names: tuple[str, ...]  # parameters that the framework passes
     distinctive_names: tuple[str, ...]  # a function with one of these parameters follows the contract
     make_arguments: Callable[[Prompt, Episode, bool], Mapping[str, object]]  # arguments for one completion
-    read_results: Callable[[Any, int], Sequence[RewardResult | None]]  # results of this number of completions
+    read_results: Callable[[Result, int], Sequence[RewardResult | None]]  # results of this number of completions
     takes_lists: bool = True  # whether each argument is a list with the values of all completions
     has_columns: bool = False  # whether functions also get the columns of the data, and may log values
     has_prompt_text: bool = False  # whether functions get the rendered prompt
     has_texts: bool = False  # whether completions are texts although the prompts are chats, as for classes of ms-swift
 
-    def adapt(self, function: Callable[..., Any], configured: Mapping[str, object]) -> LoadedFunction:
+    def adapt(self, function: Callable[..., Result], configured: Mapping[str, object]) -> LoadedFunction:
         """Wrap a function so that it takes (prompt, trajectory), or the trajectories of a group. configured: arguments
         from the configuration. Raises TypeError if it has parameters that the framework does not pass."""
         parameters = inspect.signature(function).parameters
@@ -151,11 +152,11 @@ class Contract:
         required_columns = [*columns, *(name for name in truths if parameters[name].default is inspect.Parameter.empty)]
         inspect.signature(function).bind(**dict.fromkeys(passed_names))
 
-        def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
-            logged, count = dict[str, Sequence[Any]](), len(episodes)
+        def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Result:
+            logged, count = dict[str, Sequence[object]](), len(episodes)
             missing = dict.fromkeys(columns)  # columns that only other rows have
             rows = [missing | {**self.make_arguments(prompt, episode, self.has_texts)} for episode in episodes]
-            lists: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+            lists: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
             arguments = (lists if self.takes_lists else rows[0]) | {**configured}
             if self.has_columns:
                 state = SimpleNamespace(global_step=episodes[0].step, max_steps=episodes[0].max_steps)
@@ -171,7 +172,7 @@ class Contract:
 
 
 def _make_episode_function(grade_group: GroupFunction) -> EpisodeFunction:
-    def reward(prompt: Prompt, trajectory: Episode) -> Any:
+    def reward(prompt: Prompt, trajectory: Episode) -> Result:
         return _convert([grade_group(prompt, [trajectory])], lambda results: results[0][0])
 
     return reward
@@ -181,7 +182,7 @@ def add_functions(functions: Mapping[str, LoadedFunction], weights: Sequence[flo
     """Return a function that grades with several functions: the reward is the weighted sum of their rewards, which are
     also its components. A function that returns None does not apply to the row."""
 
-    def add(results: Iterable[Any]) -> Score:
+    def add(results: Iterable[Result]) -> Score:
         named = zip(functions, results, strict=True)
         scores = {name: convert_to_score(result) for name, result in named if result is not None}
         if not scores:
@@ -196,20 +197,20 @@ def add_functions(functions: Mapping[str, LoadedFunction], weights: Sequence[flo
             return failed[0]
         return Score(sum(weight_of[name] * score.reward for name, score in scores.items()), parts)
 
-    def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
+    def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Result:
         results = [function.grade_all(prompt, episodes) for function in functions.values()]
         return _convert(results, lambda columns: [*map(add, zip(*columns, strict=True))])
 
     return grade_group
 
 
-def _convert(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> Any:
+def _convert(results: Sequence[Result], convert: Callable[[Sequence[Result]], Result]) -> Result:
     """Return convert(results), or an awaitable of it if some results are awaitable. They are awaited concurrently."""
 
-    async def wait(result: Any) -> Any:
+    async def wait(result: Result) -> Result:
         return await result if inspect.isawaitable(result) else result
 
-    async def convert_later() -> Any:
+    async def convert_later() -> Result:
         return convert(await asyncio.gather(*map(wait, results)))
 
     return convert_later() if any(map(inspect.isawaitable, results)) else convert(results)
@@ -218,11 +219,11 @@ def _convert(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) ->
 def make_remote_function(url: str) -> LoadedFunction:
     """Return a function that asks a reward server of OpenRLHF, by POST of {query, prompts, labels}."""
 
-    def post(body: bytes) -> Any:
+    def post(body: bytes) -> Json:
         with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as reply:
             return json.load(reply)
 
-    async def ask(queries: list[str], prompts: list[str], labels: Sequence[object] = ()) -> Any:
+    async def ask(queries: list[str], prompts: list[str], labels: Sequence[object] = ()) -> Json:
         body = json.dumps({"query": queries, "prompts": prompts, "labels": labels}, default=str)
         return await asyncio.to_thread(post, body.encode())
 
@@ -253,10 +254,10 @@ def _make_trl_arguments(prompt: Prompt, episode: Episode, has_texts: bool) -> di
     return arguments | {"completions": episode.text if has_texts or isinstance(content, str) else completion}
 
 
-def list_messages(episode: Episode) -> list[Any]:
+def list_messages(episode: Episode) -> list[ChatMessage]:
     """Return the messages of an episode after its prompt, as TRL's reward functions get them: answers, tool calls and
     their results."""
-    messages = list[Any]()
+    messages = list[ChatMessage]()
     is_unfinished = any(turn.observation for turn in episode.turns[-1:])  # a limit ended the episode
     turns = episode.turns if is_unfinished else episode.turns[:-1]
     for turn in turns:
@@ -275,11 +276,11 @@ def convert_verl_result(result: RewardResult) -> RewardResult:
     return converted
 
 
-def _read_verl_results(results: Any, count: int) -> list[Any]:
+def _read_verl_results(results: Result, count: int) -> list[Result]:
     return [*map(convert_verl_result, _split(results, count))]
 
 
-def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
+def _read_openrlhf_results(result: Result, count: int) -> list[Result]:
     """Read a dict {rewards, scores, extra_logs}, or a list of rewards. Scores, from 0 to 1, are used by filters."""
     if not isinstance(result, Mapping):
         return _split(result, count)
@@ -292,7 +293,7 @@ def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
     return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
 
 
-def _split(values: Any, count: int) -> list[Any]:
+def _split(values: Result, count: int) -> list[Result]:
     """Return the elements of a list, array or tensor. Raises TypeError unless there are `count` elements."""
     is_list = hasattr(values, "__iter__") and getattr(values, "ndim", 1) != 0 and not isinstance(values, str | Mapping)
     elements = [*values] if is_list else []
@@ -308,7 +309,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "item") and math.prod(getattr(value, "shape", (2,))) == 1)
 
 
-def _add_logged_values(results: Sequence[Any], logged: Mapping[str, Sequence[Any]]) -> list[Any]:
+def _add_logged_values(results: Sequence[Result], logged: Mapping[str, Sequence[object]]) -> list[Result]:
     """Add what a function of TRL has logged: numbers to the components, other values to the reason of the score."""
 
     def add(result: RewardResult | None, values: Mapping[str, Any]) -> RewardResult | None:

@@ -113,10 +113,10 @@ class EnvironmentCaller:
         except (EnvironmentFailure, TimeoutError) as error:
             logger.warning("an environment's close() failed: %r", error)
 
-    async def _run_in_thread(self, method: Callable[..., object], *arguments: object) -> Any:
+    async def _run_in_thread(self, method: Callable[..., object], *arguments: object) -> object:
         """Run a method in a new daemon thread, which a cancelled call abandons. In a thread pool, each hanging
         environment would block one thread and keep the process from exiting."""
-        outcome: Future[tuple[Any, BaseException | None]] = Future()
+        outcome: Future[tuple[object, BaseException | None]] = Future()
         outcome.set_running_or_notify_cancel()
 
         def run_method() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +16,6 @@ class ExportFormat:
     check: str  # module:function(None or the PretrainedConfig of a model), raises ValueError if unsupported
     write: str  # module:function, called with model folder, file, type, run's name and base model's hub id or ""
 
-    def load(self) -> tuple[Callable[[Any], None], Callable[..., str]]:
+    def load(self) -> tuple[Callable[..., None], Callable[..., str]]:
         """Import the functions `check` and `write`. `write` returns a sentence about what it verified."""
         return pkgutil.resolve_name(self.check), pkgutil.resolve_name(self.write)

@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.utils.disk import explain_write_errors, open_regular, parse_json, replace_file
-from alphaapollo.utils.json_types import finite_or_none
+from alphaapollo.utils.json_types import JsonObject, finite_or_none
 
 
 class JsonlTracker:
@@ -53,7 +52,7 @@ def _read_lines(path: Path, keepends: bool = False) -> list[bytes]:
         return file.read().splitlines(keepends)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[JsonObject]:
     """Read the lines of a metrics.jsonl, without a last line that a kill has left unfinished. Raises OSError without a
     file, and ValueError if a line is damaged."""
     lines = _read_lines(path)

@@ -49,14 +49,14 @@ class DType:
 class Array:
     """Placeholder for a numpy array whose state follows. The value is a list if its elements are objects."""
 
-    value: Any = None
+    value: object = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, is_fortran, content = state
         is_list = isinstance(content, list)
         self.value = content if is_list else restore_array(content, dtype, shape, "F" if is_fortran else "C")
 
-    def tolist(self) -> Any:
+    def tolist(self) -> object:
         """Return the array, for the encoder."""
         return self.value
 
@@ -79,7 +79,7 @@ ARRAY_FUNCTIONS = {
 class Unpickler(pickle.Unpickler):
     """Unpickler of the project's dataclasses, plain values and numeric arrays."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in ARRAY_FUNCTIONS:
             return ARRAY_FUNCTIONS[module, name]
         if name in ALLOWED.get(module, ()):

@@ -37,12 +37,12 @@ from functools import lru_cache, partial
 from io import BytesIO
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from alphaapollo.types import EncodedImage, JsonObject, Prompt, Trajectory, TrajectoryGroup
+from alphaapollo.types import EncodedImage, Json, JsonObject, Prompt, Trajectory, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none, to_json_value
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
@@ -185,7 +185,7 @@ def save_image(folder: Path, encoded_image: EncodedImage) -> str:
     return name
 
 
-def replace_images(content: Any, name: Callable[[EncodedImage], str] = name_image) -> Any:
+def replace_images(content: Json, name: Callable[[EncodedImage], str] = name_image) -> Json:
     """Return messages with the names of their images. A text is returned unchanged."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
@@ -199,7 +199,7 @@ def describe_prompt(prompt: Prompt) -> JsonObject:
     """Return the columns of a prompt's data row in a log, and its digest as `prompt_digest`. If the log is read as data
     (data/prompts.py), these columns and the logged text give the same prompt."""
 
-    def convert(value: Any) -> Any:
+    def convert(value: Json) -> Json:
         shown = to_json_value(value)
         return f"{shown}, {hashlib.blake2b(value).hexdigest()}" if isinstance(value, bytes) else shown
 
@@ -297,7 +297,7 @@ def make_trajectory_record(
     }
 
 
-def _replace_nan(value: Any) -> Any:
+def _replace_nan(value: Json) -> Json:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, dict):
         return {str(key): _replace_nan(item) for key, item in value.items()}

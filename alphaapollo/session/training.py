@@ -55,7 +55,7 @@ class TrainingSession:
         self.tracker.log(step, metrics)
         self.console.show_step(step, metrics, failure_reason)
 
-    async def train(self, training: Coroutine[Any, Any, None]) -> None:
+    async def train(self, training: Coroutine[object, None, None]) -> None:
         """Run the training loop and wait until its last checkpoint is complete."""
         writer = self.checkpoint_writer
         async with writer.finish_on_exit():

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import yaml
+
+from alphaapollo.utils.json_types import Json
 
 MAX_JSON, MAX_YAML = 16 << 20, 1 << 20  # bytes
 MAX_DEPTH = 100  # of JSON and YAML
@@ -39,7 +40,7 @@ def read_small_file(path: Path, max_bytes: int = MAX_JSON) -> bytes:
     return content
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes) -> Json:
     """Parse JSON. Raises ValueError if it is damaged or nested too deeply."""
     try:
         value = json.loads(text)
@@ -53,7 +54,7 @@ def parse_json(text: bytes) -> Any:
     return value
 
 
-def _list_items(value: Any) -> Iterable[Any]:
+def _list_items(value: Json) -> Iterable[Json]:
     items = value if isinstance(value, list) else ()
     return value.values() if isinstance(value, dict) else items
 
@@ -64,17 +65,17 @@ def find_special_file(folder: Path) -> str | None:
     return next((file for file in files if os.path.exists(file) and not os.path.isfile(file)), None)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> Json:
     """Parse a small JSON file. Raises OSError as read_small_file does, and ValueError."""
     return parse_json(read_small_file(path))
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Json:
     """Parse a small YAML file. Raises OSError as read_small_file does, and ValueError."""
     return parse_yaml(read_small_file(path, MAX_YAML))
 
 
-def parse_yaml(text: bytes | str) -> Any:
+def parse_yaml(text: bytes | str) -> Json:
     """Parse YAML. Raises ValueError if it is damaged, nested too deeply, or its aliases stand for too much text."""
     loader, size, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
     try:

@@ -1,13 +1,12 @@
-"""Types of parsed JSON and of chat messages, and conversions to JSON. This module is imported everywhere, so it imports
-nothing large."""
+"""Types of parsed JSON and chat messages, and conversions to JSON. All modules import it: it imports nothing large."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, NotRequired, TypedDict
 
-JsonObject = dict[str, Any]
-"""Parsed JSON object, or a value like it: YAML, a tool schema, the arguments of a tool call."""
+Json = Any  # parsed JSON value, or a value like it: YAML, a cell of a data file
+JsonObject = dict[str, Any]  # parsed JSON object, or a value like it: YAML, a tool schema, the arguments of a tool call
 
 
 def finite_or_none(value: float) -> float | None:
@@ -16,7 +15,7 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def to_json_value(value: Any) -> Any:
+def to_json_value(value: object) -> Json:
     """Convert NumPy arrays and numbers to JSON types, and all other objects to text. Bytes become `12 bytes`."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
 
 import numpy as np
+
+from alphaapollo.utils.json_types import Json
 
 BETWEEN_DICTS = re.compile(r"(?<=\})\s*\n\s*(?=\{)")  # the text of a NumPy array has no commas: {...}\n {...}
 BETWEEN_TEXTS = re.compile(r"(?<=[^\s\[,]['\"])\s+(?=['\"])")  # 'a' 'b'
 
 
-def read_literal(text: str, has_answers: bool = False) -> list[Any] | dict[Any, Any] | None:
+def read_literal(text: str, has_answers: bool = False) -> list[Json] | dict[Json, Json] | None:
     """Return the list or dict that a text shows as JSON, in Python's or in NumPy's notation; None for another text.
 
     has_answers: also read NumPy arrays of texts. Not for messages, in which 'a' 'b' may be part of a content.
@@ -32,7 +33,7 @@ def read_literal(text: str, has_answers: bool = False) -> list[Any] | dict[Any, 
     return None
 
 
-def drop_none(value: Any) -> Any:
+def drop_none(value: Json) -> Json:
     """Return a value without the keys whose value is None, which parquet adds, at every level. NumPy values and tuples
     become Python values and lists."""
     if isinstance(value, np.ndarray | np.bool_ | np.integer):

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.utils.user_module import format_error
+from alphaapollo.utils.user_module import UserObject, format_error
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LIST = PACKAGE / "plugins.toml"
@@ -39,7 +39,7 @@ class Plugin:
         fix = "Install alphaapollo with its plug-ins."
         return f"{self.name} belongs to {self.owner}, and {self.folder} is missing. {fix}"
 
-    def load(self) -> Any:
+    def load(self) -> UserObject:
         """Import the object. Raises ValueError with the owner if it is missing or the import fails."""
         if self.is_missing:
             raise ValueError(self.missing_error)
@@ -108,7 +108,7 @@ def find_plugins(group: str, built_in: Container[str] = ()) -> dict[str, Plugin]
     return plugins
 
 
-def load_plugin(group: str, name: str) -> Any:
+def load_plugin(group: str, name: str) -> UserObject:
     """Import the object that is added to a group under a name; None if no plug-in or package adds it. Raises ValueError
     with the owner if the plug-in is missing or the import fails."""
     plugin = find_plugins(group).get(name)

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+
+from alphaapollo.utils.json_types import Json
 
 SECRET_VARIABLE = re.compile(
     r"(?:(?:^|_)(?:KEY|PAT|PASS|PWD)|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)"
@@ -42,12 +43,12 @@ def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
     return text
 
 
-def redact_values(value: Any, secrets: Mapping[str, str]) -> Any:
+def redact_values(value: Json, secrets: Mapping[str, str]) -> Json:
     """Redact all texts of nested values, before JSON escapes their quotes and line breaks."""
     return map_texts(value, partial(redact, secrets=secrets))
 
 
-def map_texts(value: Any, convert: Callable[[str], str]) -> Any:
+def map_texts(value: Json, convert: Callable[[str], str]) -> Json:
     """Convert all texts of nested maps, lists and tuples, including keys."""
     if isinstance(value, str):
         return convert(value)

@@ -17,6 +17,7 @@ from typing import Any
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
+UserObject = Any  # object of a user, a plug-in or an installed package, whose type only its caller knows
 _import_lock = RLock()  # a second thread waits until the import is complete
 _modules_by_folder: dict[str, dict[str, ModuleType]] = {}  # user modules whose names sys.modules has for other folders
 
@@ -42,7 +43,7 @@ def load_user_module(path: str, path_key: str) -> ModuleType:
         return sys.modules[name]
 
 
-def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
+def load_user_object(path: str, name: str, path_key: str, name_key: str) -> UserObject:
     """Return the object `name` of a user file (see load_user_module). path_key and name_key: configuration keys of the
     arguments. Raises ValueError if the file has no such object."""
     module = load_user_module(path, path_key)
@@ -68,7 +69,7 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
     return f"{kind}: {error}{where}{known}"
 
 
-def _import_from_folder(folder: str, *arguments: Any, **options: Any) -> Any:
+def _import_from_folder(folder: str, *arguments: Any, **options: Any) -> ModuleType:
     """Import like `__import__`, but prefer the modules of this user folder to equal names in other user folders."""
     if len(_modules_by_folder) == 1:
         return builtins.__import__(*arguments, **options)

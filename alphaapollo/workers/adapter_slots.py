@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,7 @@ class AdapterSlot:
     form: AdapterForm
     weights: Sequence[Tensor]
     gradients: Sequence[Tensor | None]
-    moments: Sequence[Mapping[Any, Any]]  # state of each optimizer
+    moments: Sequence[Mapping[Tensor, object]]  # state of each optimizer
     num_steps: int = 0
     num_skipped: int = 0
     accumulated: list[TrainedRows] = field(default_factory=list)

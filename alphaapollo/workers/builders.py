@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
 from alphaapollo.config.schema import Critic, Model, RewardModel, Teacher
 from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
-from alphaapollo.engines.weight_sync.transport import Transport, WeightSender, get_weights_folder
+from alphaapollo.engines.weight_sync.transport import CallEngines, Transport, WeightSender, get_weights_folder
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
@@ -22,7 +21,7 @@ def build_policy_worker(
     transport: Transport,
     custom_module: str,
     placement: RankPlacement,
-    call_engines: Any = None,
+    call_engines: CallEngines | None = None,
 ) -> PolicyWorker:
     """Build the policy worker of one rank, in the worker's process.
 
@@ -34,7 +33,9 @@ def build_policy_worker(
     return PolicyWorker(config, placement, make_weight_sender(transport, placement, call_engines))
 
 
-def make_weight_sender(transport: Transport, placement: RankPlacement, call_engines: Any = None) -> WeightSender:
+def make_weight_sender(
+    transport: Transport, placement: RankPlacement, call_engines: CallEngines | None = None
+) -> WeightSender:
     """Build the weight sender of a training rank."""
     dtype: torch.dtype = getattr(torch, transport.dtype)
     if transport.kind == "adapter" or transport.kind == "shared_memory":

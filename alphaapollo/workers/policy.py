@@ -250,7 +250,7 @@ class PolicyWorker(PolicyLearner):
         """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1], images=[images])
-        logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
+        logprobs: list[float] = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
         reshard(self.policy)
         self.offload()
         return logprobs

@@ -9,7 +9,6 @@ vespo              smooth weight of the product of the token ratios
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,10 +56,10 @@ def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, detached_logp
     return sequence_ratios.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
 
 
-def _register_clipped(name: str, ratio: RatioFunction, low: float, high: float, **declarations: Any) -> None:
+def _register_clipped(name: str, ratio: RatioFunction, low: float, high: float, **declared: object) -> None:
     """Register PPO's clipped loss with another ratio. low, high: default clip radii below and above 1."""
 
-    @register_policy_loss(name, zero_without_advantage=True, reads=CLIP, **declarations)
+    @register_policy_loss(name, zero_without_advantage=True, reads=CLIP, **declared)
     def compute_loss(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         ratios = ratio(inputs.logp, inputs.old_logp, inputs.mask)
         advantages = row_mean(inputs.advantages, inputs.mask) if ratios.ndim == 1 else inputs.advantages

@@ -100,7 +100,7 @@ class FilePath:
     required: bool = False  # whether an empty path is an error, if the field has an effect
     may_be_url: bool = False
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
         def expand(value: str | list[str]) -> str | list[str]:
             return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
 

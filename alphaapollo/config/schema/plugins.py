@@ -28,10 +28,10 @@ class PluginSections:
     selected_by: str  # field before this one, with the name, or a map of names, that the configuration selects
     default: str = ""  # name of the built-in object that is selected by default
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
         return PlainValidator(self.build_sections).__get_pydantic_core_schema__(source, handler)
 
-    def build_sections(self, given: Any, info: ValidationInfo) -> dict[str, Section]:
+    def build_sections(self, given: object, info: ValidationInfo) -> dict[str, Section]:
         """Convert the given sections to objects of their classes, and add the sections of selected objects."""
         if not isinstance(given, dict):
             raise ValueError("expected a map of the sections of installed packages by name.")
@@ -51,7 +51,7 @@ class PluginSections:
             raise ConfigError(errors)
         return sections
 
-    def _build_section(self, name: str, values: Any, context: Mapping[str, Any] | None) -> Section:
+    def _build_section(self, name: str, values: object, context: Mapping[str, Any] | None) -> Section:
         """Convert a section to an object of its class, with the function `build` of the context (build_config)."""
         if (schema := find_section_class(self.parent, name)) is None:
             raise ConfigError(

@@ -42,7 +42,7 @@ from alphaapollo.engines.vllm.settings import (
 from alphaapollo.engines.weight_sync.transport import UpdateInfo, WeightReceipt
 from alphaapollo.engines.weight_sync.vllm_import import import_vllm
 from alphaapollo.processes.watchdog import list_child_pids
-from alphaapollo.types import BASE_MODEL, Adapter, Completion, ImageInput, Sampling
+from alphaapollo.types import BASE_MODEL, Adapter, Completion, ImageInput, JsonObject, Sampling
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput, TokensInput
@@ -266,7 +266,7 @@ class VllmEngine(Engine):
         images: Sequence[ImageInput],
         sampling: Sampling = NO_ADAPTER,
         is_probe: bool = False,
-    ) -> Any:
+    ) -> RequestOutput:
         from vllm.sampling_params import RequestOutputKind
 
         params.output_kind = RequestOutputKind.FINAL_ONLY
@@ -359,7 +359,7 @@ class VllmEngine(Engine):
         self._adapter_digest = await self.load_adapter(adapter)
         self._adapter = adapter
 
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    async def init_weight_transfer_engine(self, init_info: JsonObject) -> None:
         if "rank_offset" in init_info:  # the offset of the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}

@@ -4,16 +4,16 @@ the tokenizer lacks, and placeholders of images."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.vocabulary import find_excluded_ids
+from alphaapollo.engines.vllm.settings import VllmObject
 
 
-def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.device) -> None:
+def exclude_from_logits(model: VllmObject, token_ids: Sequence[int], device: torch.device) -> None:
     """Make a loaded vLLM model return EXCLUDED_LOGIT as logit of `token_ids`, so that they are never sampled."""
     ids = torch.tensor(token_ids, dtype=torch.long, device=device)
     compute_logits = model.compute_logits
@@ -30,7 +30,7 @@ def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.devi
 class ExcludedTokens(LogitsProcessor):
     """Logits processor of vLLM's server."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: VllmObject, device: torch.device, is_pin_memory: bool) -> None:
         model = vllm_config.model_config
         ids = find_excluded_ids(model.model, str(model.tokenizer), model.trust_remote_code)
         self._ids = torch.tensor(ids, dtype=torch.long, device=device)

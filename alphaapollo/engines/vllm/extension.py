@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import clear_deepstack_features
 from alphaapollo.engines.vllm.patches import UNPACKED_DIGEST, patch_vllm
-from alphaapollo.engines.vllm.settings import SHARED_MEMORY, make_lora_request
+from alphaapollo.engines.vllm.settings import SHARED_MEMORY, VllmObject, make_lora_request
 from alphaapollo.engines.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 from alphaapollo.types import Adapter
 
@@ -25,7 +24,7 @@ from alphaapollo.types import Adapter
 class WorkerExtension:
     """Mixin with the methods added to vLLM's worker class; `self` is the worker."""
 
-    model_runner: Any
+    model_runner: VllmObject
 
     def alphaapollo_compute_weight_digest(self, repack_lm_heads: bool = True) -> int:
         """Return this rank's part of the digest of the received weights. The parts of all ranks add up to the digest.

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
 
 from fastapi import FastAPI
 from vllm.entrypoints.anthropic.api_router import attach_router as attach_anthropic
@@ -43,7 +42,7 @@ from alphaapollo.data.vocabulary import find_stop_ids
 from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, Answer, Request
 from alphaapollo.engines.types import MODEL_NAME, EngineError, HttpApiSettings
 from alphaapollo.engines.vllm.images import ChatImageReader
-from alphaapollo.engines.vllm.settings import build_completion, make_sampling_params
+from alphaapollo.engines.vllm.settings import VllmObject, build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling
 
 SENTINEL = "\u2063answer\u2063"  # replaces a sampled answer in a chat that is rendered
@@ -55,7 +54,7 @@ CLIENT_SETTINGS = (
 )
 """Settings that a client may choose, because none of them changes the distribution that tokens are sampled from."""
 
-StreamOutputs = Callable[..., AsyncIterator[Any]]
+StreamOutputs = Callable[..., AsyncIterator[RequestOutput]]
 """`stream(token_ids, params, request_id, images=images)`: sample, and yield vLLM's RequestOutputs."""
 
 
@@ -63,11 +62,11 @@ class AnthropicApi(AnthropicServingMessages):
     """Anthropic's API, in which an empty list of tools needs no parser of tool calls."""
 
     @classmethod
-    def _resolve_tools(cls, request: Any) -> Any:
+    def _resolve_tools(cls, request: VllmObject) -> object:
         return super()._resolve_tools(request) or None
 
 
-def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
+def build_http_app(engine: VllmObject, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
     """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST. engine: vLLM's AsyncLLM, or a
     FrontEnd. Raises ValueError if vLLM has no parser with the name in the settings."""
     app = FastAPI(openapi_url=None)
@@ -112,7 +111,7 @@ class PolicyClient:
 
     errored = False  # `generate` reports the death of the engine to the session
 
-    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, text_renderer: Renderer):
+    def __init__(self, engine: VllmObject, stream: StreamOutputs, settings: HttpApiSettings, text_renderer: Renderer):
         self._engine, self._stream, self._settings, self._renderer = engine, stream, settings, text_renderer
         renderer, model = engine.renderer, engine.model_config
         processor = load_image_processor(model.model, renderer.tokenizer, model.trust_remote_code)
@@ -121,17 +120,19 @@ class PolicyClient:
         self._render_multimodal = renderer.render_messages_async  # may load audio
         renderer.render_messages_async = self.render
 
-    def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
+    def __getattr__(self, name: str) -> VllmObject:  # configuration and health of the engine
         return getattr(self._engine, name)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Admit every request. Sessions limit the number of requests."""
 
-    def keep_parsing_context(self, preprocess: Callable[..., Awaitable[Any]]) -> Callable[..., object]:
+    def keep_parsing_context(self, preprocess: Callable[..., Awaitable[object]]) -> Callable[..., object]:
         """Wrap OnlineRenderer.preprocess_chat, through which the requests of all protocols pass, to keep the request
         and its parser. `generate` uses them to parse its answers."""
 
-        async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: object) -> Any:
+        async def preprocess_and_keep(
+            request: VllmObject, messages: object, *, parser: VllmObject = None, **arguments: object
+        ) -> object:
             if (current := CURRENT_REQUEST.get()) is not None:
                 current.parse_answer = partial(self._parse_answer, request, parser)
                 _set_tool_constraints(request)
@@ -139,7 +140,9 @@ class PolicyClient:
 
         return preprocess_and_keep
 
-    def _parse_answer(self, request: Any, parser_class: Any, text: str, token_ids: list[int]) -> tuple[str, list[Any]]:
+    def _parse_answer(
+        self, request: VllmObject, parser_class: VllmObject, text: str, token_ids: list[int]
+    ) -> tuple[str, list[tuple[str, str]]]:
         """Return the content and the tool calls of an answer, as vLLM sends them to the client."""
         if parser_class is None:
             return text, []
@@ -151,7 +154,7 @@ class PolicyClient:
         _, content, calls = parser.parse(text, request, bool(self._settings.tool_parser), token_ids)
         return content or "", [(call.name, call.arguments) for call in calls or ()]
 
-    async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
+    async def render(self, messages: list[JsonObject], params: VllmObject) -> tuple[list[JsonObject], VllmObject]:
         """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
         request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
         if request is not None:
@@ -182,9 +185,9 @@ class PolicyClient:
         self,
         known_ids: list[int],
         span: tuple[int, int],
-        conversation: list[Any],
+        conversation: list[JsonObject],
         images: list[tuple[ImageInput, ...]],
-        params: Any,
+        params: VllmObject,
     ) -> list[int]:
         """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
         messages after it. Empty if the chat template does not show the answer. span: see Request.find_history. images:
@@ -209,7 +212,7 @@ class PolicyClient:
         return self._renderer.encode([text])[0]
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: object
+        self, prompt: VllmObject, sampling_params: SamplingParams, request_id: str, **_: object
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
@@ -269,7 +272,7 @@ class PolicyClient:
         request.record_answers(answers, output)
 
 
-def _set_tool_constraints(request: Any) -> None:
+def _set_tool_constraints(request: VllmObject) -> None:
     """Sample freely if the model may choose whether it calls a tool, else constrain all arguments to their schemas,
     which vLLM does for `strict` tools only."""
     is_free = getattr(request, "tool_choice", None) in (None, "auto")

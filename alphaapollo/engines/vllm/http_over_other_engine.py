@@ -8,11 +8,11 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.engines.process import log_library_to_file
 from alphaapollo.engines.types import EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
-from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, build_vllm_environment
+from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, VllmObject, build_vllm_environment
 from alphaapollo.engines.weight_sync.vllm_import import import_vllm
 from alphaapollo.types import ImageInput, Sampling, StopReason
 from alphaapollo.utils.text import cut_at_stop
@@ -53,7 +53,7 @@ class FrontEnd:
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
 
-    def build_http_app(self, settings: HttpApiSettings) -> Any:
+    def build_http_app(self, settings: HttpApiSettings) -> VllmObject:
         """Return an ASGI application with vLLM's HTTP API."""
         from alphaapollo.engines.vllm.http_api import build_http_app  # imports FastAPI
 
@@ -85,7 +85,7 @@ class OtherEngine(FrontEnd):
         seeds = [request.sampling.seed + index for index in range(params.n)]
         seeded_requests = [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
         answers = await asyncio.gather(*(self._answer(token_ids, seeded, request_id) for seeded in seeded_requests))
-        prompt_logprobs: Any = None
+        prompt_logprobs: VllmObject = None
         if request.scores_prompt:
             prompt_logprobs = [None, *map(self._make_logprobs, answers[0].prompt_logprobs)]
         outputs = [self._build_output(index, answer, params) for index, answer in enumerate(answers)]
@@ -100,7 +100,7 @@ class OtherEngine(FrontEnd):
 
         completion, ids = answer.completion, list(answer.completion.token_ids)
         text, stop = self._decode_answer(answer, ids, params)
-        logprobs: Any = FlatLogprobs() if params.flat_logprobs else []
+        logprobs: VllmObject = FlatLogprobs() if params.flat_logprobs else []
         for position in answer.logprobs:
             logprobs.append(self._make_logprobs(position))
         spans, end = [], 0
@@ -132,7 +132,7 @@ class OtherEngine(FrontEnd):
             stop = min(found, key=lambda string: text.index(string) + len(string), default="")  # the first to end
         return (cut_at_stop(text, [stop], params.include_stop_str_in_output) if stop else text), stop
 
-    def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:
+    def _make_logprobs(self, position: dict[int, float]) -> dict[int, VllmObject]:
         from vllm.logprobs import Logprob
 
         decode = self.renderer.tokenizer.decode

@@ -14,7 +14,7 @@ import torch
 
 from alphaapollo.data.image_messages import IMAGE_PART, ImageReader
 from alphaapollo.data.images import CACHE_SIZE, ImageProcessor, find_placeholders, read_image_size
-from alphaapollo.types import EncodedImage, ImageInput
+from alphaapollo.types import EncodedImage, ImageInput, JsonObject
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput
@@ -84,11 +84,11 @@ IMAGE_URL = "image_url"  # key of a part with an image in OpenAI's APIs; vLLM co
 class ChatImages:
     """Images of a chat, and its messages without them."""
 
-    messages: list[Any]  # with digests instead of images, so that vLLM does not load the images
+    messages: list[JsonObject]  # with digests instead of images, so that vLLM does not load the images
     images: list[tuple[ImageInput, ...]]  # of each message
     sent: dict[str, EncodedImage]  # images as the client sent them, by digest
 
-    def add_digests(self, conversation: list[Any]) -> list[Any]:
+    def add_digests(self, conversation: list[JsonObject]) -> list[JsonObject]:
         """Return vLLM's parsed messages, with the content of `messages` in those that have images. vLLM's parser drops
         the digests, but they distinguish chats with different images."""
         assert len(conversation) == len(self.messages)
@@ -103,14 +103,14 @@ class ChatImageReader:
     processor: ImageProcessor | None
     allow_urls: bool  # download http(s) URLs
 
-    async def read(self, messages: list[Any]) -> ChatImages:
+    async def read(self, messages: list[JsonObject]) -> ChatImages:
         """Prepare the images of a chat. Raises ValueError if an image is unusable, or if the policy reads no images."""
         replaced, images, sent = list(messages), list[tuple[ImageInput, ...]](), dict[str, EncodedImage]()
         for index, message in enumerate(messages):
             content = message.get("content") if isinstance(message, dict) else None
             received_parts = content if isinstance(content, list) else []
             prepared: list[ImageInput] = []
-            parts: list[Any] = []
+            parts: list[JsonObject] = []
             for part in received_parts:
                 if isinstance(part, dict) and IMAGE_URL in part:
                     encoded_image, image = await asyncio.to_thread(self._prepare, part[IMAGE_URL])

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.engines.vllm.settings import is_triton_interpreted
+from alphaapollo.engines.vllm.settings import VllmObject, is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
 UNPACKED_DIGEST = "alphaapollo_unpacked_digest"  # attribute of a layer: future of its weight's digest before packing
@@ -62,7 +62,7 @@ def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[...,
     digest_thread = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
-    def record_weight_digest_and_pack(layer: Any, remove_weight: bool) -> None:
+    def record_weight_digest_and_pack(layer: VllmObject, remove_weight: bool) -> None:
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
             parts = list(select_rank_parts(layer, "weight", layer.weight, get_tensor_model_parallel_rank()))
@@ -92,7 +92,7 @@ def repack_experts_on_each_load(process_weights: Callable[..., None]) -> Callabl
     vLLM packs them only at the first load and would read later weights as if they were packed."""
 
     @functools.wraps(process_weights)
-    def reset_kernel_and_process_weights(self: Any, layer: Any) -> None:
+    def reset_kernel_and_process_weights(self: VllmObject, layer: VllmObject) -> None:
         self.moe_kernel = None
         process_weights(self, layer)
 
@@ -121,7 +121,7 @@ def use_fused_kernels() -> None:
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
 
-    def normalize(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    def normalize(self: VllmObject, x: torch.Tensor, residual: torch.Tensor | None = None) -> object:
         if not self.has_weight or self.variance_size_override is not None or self.weight.dtype != x.dtype:
             return self.forward_native(x, residual)
         x, weight = x.contiguous(), self.weight.data
@@ -132,7 +132,7 @@ def use_fused_kernels() -> None:
         ops.rms_norm(normalized, x, weight, self.variance_epsilon)
         return normalized
 
-    def activate(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def activate(self: VllmObject, x: torch.Tensor) -> torch.Tensor:
         product = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
         torch.ops._C.silu_and_mul(product, x.contiguous())
         return product
@@ -144,7 +144,7 @@ def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., ob
     """Wrap the sampler of vLLM's V1 model runner: return log-probs from before instead of after top-p and top-k."""
 
     @functools.wraps(forward)
-    def sample_tokens(self: Any, logits: torch.Tensor, generators: Any, top_k: Any, top_p: Any) -> Any:
+    def sample_tokens(self: object, logits: torch.Tensor, generators: object, top_k: object, top_p: object) -> object:
         if top_k is None and top_p is None:
             return forward(self, logits, generators, top_k, top_p)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
@@ -160,7 +160,7 @@ def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[...
     @functools.wraps(sample_random)
     def sample_tokens(
         self: Any, logits: torch.Tensor, mapping: Any, mapping_np: Any, pos: Any, top_k: Any, top_p: Any, *flags: bool
-    ) -> Any:  # vLLM 0.32 passes one flag, and 0.33 two
+    ) -> object:  # vLLM 0.32 passes one flag, and 0.33 two
         if top_k is None and top_p is None:
             return sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)
         untruncated = logits.clone()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
+VllmObject = Any  # mypy does not read the types of vLLM
 P = ParamSpec("P")
 T = TypeVar("T")
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
@@ -235,7 +236,7 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
     return SamplingParams(**arguments | changes)
 
 
-def raise_value_errors(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def raise_value_errors(method: Callable[P, Coroutine[object, None, T]]) -> Callable[P, Coroutine[object, None, T]]:
     """Decorator that turns vLLM's error about an invalid request into a ValueError."""
 
     @wraps(method)

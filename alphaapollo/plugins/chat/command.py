@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 USAGE = "Each line is a message; /quit or Ctrl-D exits, Ctrl-C stops an answer."
 AnswerFunction = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
-AsyncAnswerFunction = Callable[[list[Message]], Coroutine[Any, Any, str | None]]
+AsyncAnswerFunction = Callable[[list[Message]], Coroutine[object, None, str | None]]
 
 
 @entry_point

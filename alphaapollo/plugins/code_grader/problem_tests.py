@@ -19,9 +19,8 @@ import re
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
-from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.json_types import Json, JsonObject
 from alphaapollo.utils.literals import drop_none, read_literal
 
 TIME_LIMIT = 4.0  # seconds for one run of the code
@@ -73,7 +72,7 @@ class ProgramTests:
 def read_tests_and_time_limit(ground_truth: object) -> tuple[FunctionTests | ProgramTests, float]:
     """Return the unit tests in a ground truth, and the time limit in seconds for one run of the tested code. Raises
     ValueError for a ground truth without tests, with an unknown key, or with tests that cannot be read."""
-    parts: dict[str, list[Any]] = defaultdict(list)
+    parts: dict[str, list[Json]] = defaultdict(list)
     try:
         _collect_parts(drop_none(ground_truth), parts)
         return _make_tests(parts), _read_seconds(parts["time_limit"])
@@ -85,7 +84,7 @@ def read_tests_and_time_limit(ground_truth: object) -> tuple[FunctionTests | Pro
         ) from error
 
 
-def _collect_parts(value: object, parts: dict[str, list[Any]], is_record: bool = False) -> None:
+def _collect_parts(value: object, parts: dict[str, list[Json]], is_record: bool = False) -> None:
     """Append the values of a ground truth to `parts`, by the keys of KEYS. A record has one `input` and `output`."""
     if isinstance(value, str):
         text = _unpack(value)
@@ -123,7 +122,7 @@ def _unpack(text: str) -> str:
     return texts[0]
 
 
-def _make_tests(parts: dict[str, list[Any]]) -> FunctionTests | ProgramTests:
+def _make_tests(parts: dict[str, list[Json]]) -> FunctionTests | ProgramTests:
     inputs, outputs, code = parts["inputs"], parts["outputs"], "\n".join(parts["code"])
     if others := [name for name in parts["language"] if "python" not in name.lower()]:
         raise ValueError(f"the language is {others[0]!r}, but only Python can be tested")

@@ -14,12 +14,12 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from alphaapollo._version import __version__
-from alphaapollo.types import Message, Outcome
+from alphaapollo.types import Json, Message, Outcome
 from alphaapollo.utils.disk import explain_write_errors
 from alphaapollo.utils.redaction import find_secret_variables, map_texts, redact, replace_surrogates
 
@@ -129,7 +129,7 @@ Record = ModelCall | Candidate | Judgement
 RecordT = TypeVar("RecordT", bound=Record)
 
 
-def clean_texts(value: Any) -> Any:
+def clean_texts(value: Json) -> Json:
     """Redact secrets, and replace lone surrogates, in all texts of nested values."""
     secrets = find_secret_variables()
     return map_texts(value, lambda text: replace_surrogates(redact(text, secrets)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -201,23 +201,23 @@ class EvolvingConfig(InferenceConfig):
 
 
 @requirement(EvolvingConfig, "models", "it is required", "Set models.policy.path=MODEL, or base_url and name")
-def models_are_missing(config: EvolvingConfig, context: CheckContext) -> Any:
+def models_are_missing(config: EvolvingConfig, context: CheckContext) -> object:
     return context.device and not config.models
 
 
 @requirement(ServedModel, "path base_url", "one of them must be set, not both", "Set path, or base_url and name")
-def model_has_no_single_source(model: ServedModel, context: CheckContext) -> Any:
+def model_has_no_single_source(model: ServedModel, context: CheckContext) -> object:
     return bool(model.path) == bool(model.base_url)
 
 
 @requirement(EvolvingConfig, "env.env_name", "this run must serve models.{}", "Set models.{}.path, not base_url")
-def agents_lack_engines(config: EvolvingConfig, context: CheckContext) -> Any:
+def agents_lack_engines(config: EvolvingConfig, context: CheckContext) -> object:
     own = [name for name in config.proposer_models if name in config.models and not config.models[name].path]
     return config.env.env_name == "agent" and ", ".join(own)
 
 
 @requirement(EvolvingConfig, "evolving.branches", "{0} is not in models", "Set one of {1}")
-def models_are_unknown(config: EvolvingConfig, context: CheckContext) -> Any:
+def models_are_unknown(config: EvolvingConfig, context: CheckContext) -> object:
     named = {f"evolving.branches[{index}]": name for index, name in enumerate(config.evolving.branches)}
     named |= {f"roles.{role}.model": section.model for role, section in config.all_roles.items() if section.model}
     unknown = [f"{key}={name}" for key, name in named.items() if name not in config.models]
@@ -225,10 +225,10 @@ def models_are_unknown(config: EvolvingConfig, context: CheckContext) -> Any:
 
 
 @requirement(EvolvingConfig, "roles.proposer.plugin", "nothing would be proposed", "Set roles.proposer.plugin=proposer")
-def proposer_is_missing(config: EvolvingConfig, context: CheckContext) -> Any:
+def proposer_is_missing(config: EvolvingConfig, context: CheckContext) -> object:
     return not config.roles.proposer.plugin
 
 
 @requirement(EvolvingConfig, "budget.money", "no model has a price", "Set price_in and price_out of a model")
-def prices_are_missing(config: EvolvingConfig, context: CheckContext) -> Any:
+def prices_are_missing(config: EvolvingConfig, context: CheckContext) -> object:
     return config.budget.money and not any(model.price_in or model.price_out for model in config.models.values())

@@ -84,7 +84,7 @@ def exclude_tokens(get_logits: Callable[..., torch.Tensor], token_ids: Sequence[
     on_device = functools.cache(ids.to)
 
     @functools.wraps(get_logits)
-    def get_logits_without_excluded(*arguments: Any, **options: Any) -> torch.Tensor:
+    def get_logits_without_excluded(*arguments: object, **options: object) -> torch.Tensor:
         logits = get_logits(*arguments, **options)
         return logits.index_fill_(1, on_device(logits.device), EXCLUDED_LOGIT)
 
@@ -137,7 +137,7 @@ def ignore_pinning(make_tensor: Callable[..., torch.Tensor]) -> Callable[..., to
     """Wrap a function of torch to ignore its argument `pin_memory`."""
 
     @functools.wraps(make_tensor)
-    def make_unpinned_tensor(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+    def make_unpinned_tensor(*arguments: object, pin_memory: bool = False, **options: object) -> torch.Tensor:
         return make_tensor(*arguments, **options)
 
     return make_unpinned_tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from alphaapollo.config.requirements import CheckContext, Requirement, requirement
 from alphaapollo.config.schema import Rollout
@@ -19,12 +18,12 @@ USE_VLLM = "Set {use.engine_section}.name=vllm"
 
 
 @rollout_requirement("name", "this project has not run SGLang on GPUs (docs/engines.md)", "Set vllm", is_error=False)
-def sglang_is_untested_on_gpus(rollout: Rollout, context: CheckContext) -> Any:
+def sglang_is_untested_on_gpus(rollout: Rollout, context: CheckContext) -> object:
     return context.device == "cuda"
 
 
 @rollout_requirement("name tensor_model_parallel_size", "SGLang's engines have one process on a CPU", "Set it to 1")
-def sglang_splits_engines_on_cpus(rollout: Rollout, context: CheckContext) -> Any:
+def sglang_splits_engines_on_cpus(rollout: Rollout, context: CheckContext) -> object:
     return context.device == "cpu" and rollout.tensor_model_parallel_size > 1
 
 
@@ -33,18 +32,18 @@ def sglang_splits_engines_on_cpus(rollout: Rollout, context: CheckContext) -> An
     "SGLang replaces an adapter only while no request runs",
     "Set rollout.name=vllm, or rollout.lora=merged",
 )
-def adapters_in_flight(rollout: Rollout, context: CheckContext) -> Any:
+def adapters_in_flight(rollout: Rollout, context: CheckContext) -> object:
     return rollout.lora == "adapter" and context.config.engine_staleness
 
 
 @model_requirement("there is no environment with SGLang: {}", "Run `make setup-sglang`")
-def environment_of_sglang(use: ModelUse, case: CheckContext) -> Any:
+def environment_of_sglang(use: ModelUse, case: CheckContext) -> object:
     python = load_engine_class("sglang").find_python()
     return python and not python.is_file() and python
 
 
 @model_requirement("{use} has experts and tied embeddings, whose output head SGLang does not load", USE_VLLM)
-def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> Any:
+def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> object:
     return ExpertSizes.from_config(use.config) is not None and use.config.tie_word_embeddings
 
 
@@ -53,5 +52,5 @@ def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> Any:
     "does not load",
     "Save the model again with transformers, or set {use.engine_section}.name=hf",
 )
-def tied_heads_of_sglang(use: ModelUse, case: CheckContext) -> Any:
+def tied_heads_of_sglang(use: ModelUse, case: CheckContext) -> object:
     return find_tied_head(read_config(use.model), use.model.path) == "own"

@@ -44,7 +44,7 @@ from alphaapollo.plugins.sglang.server_arguments import (
 from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths
-from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
+from alphaapollo.types import Adapter, Completion, ImageInput, JsonObject, Sampling
 from alphaapollo.utils.imports import pause_gc
 
 OPERATORS: list[object] = []  # libraries of torch operators, which exist as long as they are referenced
@@ -181,7 +181,7 @@ class SglangEngine(Engine):
         result = await self._manager.load_lora_adapter(load)
         self._check((result.success, result.error_message))
 
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    async def init_weight_transfer_engine(self, init_info: JsonObject) -> None:
         """Join a process group with the trainer."""
         offset = init_info["rank_offset"] + self.spec.index * self.spec.rollout.tensor_model_parallel_size
         join = self._io.InitWeightsUpdateGroupReqInput(**init_info | {"rank_offset": offset})

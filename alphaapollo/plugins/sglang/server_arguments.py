@@ -3,13 +3,13 @@ SGLang's outputs to completions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.engines.types import EngineSpec, HttpAnswer, HttpSampling
-from alphaapollo.types import Completion, Sampling, StopReason
+from alphaapollo.types import Completion, JsonObject, Sampling, StopReason
 
 WEIGHT_LOADER = "alphaapollo.plugins.sglang.patches.load_shared_memory"
 BUCKET_LOADER = "alphaapollo.plugins.sglang.patches.load_cuda_bucket"
@@ -48,14 +48,14 @@ def build_environment(spec: EngineSpec) -> dict[str, str]:
     return variables | ({"HF_HUB_OFFLINE": "1"} if Path(spec.model_path).is_dir() else {})
 
 
-def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, Any]:
+def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> JsonObject:
     """Return the arguments of SGLang's ServerArgs. rollout.engine_kwargs.sglang adds others.
 
     kv_token_bytes: bytes of a token in the KV cache, on a CPU.
     """
     rollout = spec.rollout
     tokenizer = spec.chat_tokenizer or (spec.tokenizer_path if rollout.stop_strings else "")  # finds stop strings
-    arguments: dict[str, Any] = {
+    arguments: JsonObject = {
         "model_path": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
         "tokenizer_path": tokenizer or None,
@@ -84,7 +84,7 @@ def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, A
     return arguments | build(spec, kv_token_bytes) | rollout.engine_kwargs.sglang
 
 
-def _build_cpu_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, Any]:
+def _build_cpu_arguments(spec: EngineSpec, kv_token_bytes: int) -> JsonObject:
     rollout, context = spec.rollout, spec.max_model_len + SPARE_TOKENS
     for key, value in rollout.engine_kwargs.sglang.items():
         if key == "attention_backend" and value != "torch_native":
@@ -103,7 +103,7 @@ def _build_cpu_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, Any
     }
 
 
-def _build_gpu_arguments(spec: EngineSpec, _: int) -> dict[str, Any]:
+def _build_gpu_arguments(spec: EngineSpec, _: int) -> JsonObject:
     rollout = spec.rollout
     return {
         "tp_size": rollout.tensor_model_parallel_size,
@@ -129,7 +129,7 @@ def make_sampling_params(sampling: Sampling) -> dict[str, object]:
     }
 
 
-def make_http_params(request: HttpSampling) -> dict[str, Any]:
+def make_http_params(request: HttpSampling) -> JsonObject:
     """Return SGLang's sampling parameters of a request to the HTTP API. Raises ValueError for min_p, which would end
     the scheduler: SGLang has no min_p for requests with a seed."""
     if "min_p" in request.penalties:
@@ -137,7 +137,7 @@ def make_http_params(request: HttpSampling) -> dict[str, Any]:
     return make_sampling_params(request.sampling) | dict(request.penalties)
 
 
-def build_completion(answer: Mapping[str, Any]) -> Completion:
+def build_completion(answer: JsonObject) -> Completion:
     """Build the completion of a finished request from SGLang's output: `output_ids` and `meta_info`, whose log-probs
     are (log-prob, token, text)."""
     meta, token_ids = answer["meta_info"], answer["output_ids"]
@@ -155,7 +155,7 @@ def build_completion(answer: Mapping[str, Any]) -> Completion:
     )
 
 
-def build_http_answer(answer: Mapping[str, Any]) -> HttpAnswer:
+def build_http_answer(answer: JsonObject) -> HttpAnswer:
     """Build the answer to a request to the HTTP API from SGLang's output."""
     meta = answer["meta_info"]
     matched = meta["finish_reason"].get("matched")

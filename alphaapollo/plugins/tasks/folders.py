@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, convert
 
 from alphaapollo.data.files import FolderReader
-from alphaapollo.types import JsonObject
+from alphaapollo.types import Json, JsonObject
 from alphaapollo.utils.disk import read_small_file
 from alphaapollo.utils.hub import DATA_FILE
 from alphaapollo.utils.text import show_first
@@ -50,8 +50,8 @@ class _Phase(Struct, frozen=True):
 class _Verifier(_Phase, frozen=True):
     env: Variables = {}
     environment_mode: Literal["shared", "separate"] | None = None
-    environment: dict[str, Any] | None = None
-    collect: list[Any] = []
+    environment: JsonObject | None = None
+    collect: list[Json] = []
 
 
 class _Environment(Struct, frozen=True):
@@ -61,14 +61,14 @@ class _Environment(Struct, frozen=True):
     cpus: Positive = 1.0
     memory_mb: Size | None = None
     storage_mb: Size | None = None
-    memory: Any = None  # earlier spelling, e.g. "2G"
-    storage: Any = None
+    memory: Json = None  # earlier spelling, e.g. "2G"
+    storage: Json = None
     gpus: int = 0
-    tpu: Any = None
-    mcp_servers: list[Any] = []
+    tpu: Json = None
+    mcp_servers: list[Json] = []
     env: Variables = {}
     skills_dir: str = ""
-    healthcheck: Any = None
+    healthcheck: Json = None
     workdir: str = ""
     network_mode: Network | None = None
     allow_internet: bool = True  # earlier spelling of network_mode
@@ -94,7 +94,7 @@ class _TaskFile(Struct, frozen=True):
     verifier: _Verifier = _Verifier()
     environment: _Environment = _Environment()
     solution: _Solution = _Solution()
-    steps: list[Any] = []
+    steps: list[Json] = []
 
 
 # msgspec describes a class at its first use, and crashes (segmentation fault, 0.22) if two threads do so at once.
@@ -278,7 +278,7 @@ def _is_separate(verifier: _Verifier) -> bool:
 def _list_unsupported(folder: Path, config: _TaskFile) -> Iterator[str]:
     """Yield what a task needs and this project does not have, except values of variables."""
     environment, verifier = config.environment, config.verifier
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "steps (several steps)": config.steps,
         "trajectory.json": (folder / "trajectory.json").exists(),
         COMPOSE: (folder / COMPOSE).exists(),

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,6 +22,7 @@ from alphaapollo.plugins.tinker.budget import RETRIED
 from alphaapollo.plugins.tinker.server import Server
 from alphaapollo.plugins.tinker.store import ModelRecord, format_time
 from alphaapollo.plugins.tinker.wire import CLIENT_VERSION, RequestError, decompress
+from alphaapollo.utils.json_types import Json, JsonObject
 
 logger = logging.getLogger(__name__)
 API, PROTOBUF = "/api/v1/", "application/x-protobuf"
@@ -91,7 +92,7 @@ class Api:
             raise RequestError("the API key is unknown. Set TINKER_API_KEY to a key of this server.", status=401)
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
-    async def _post_or_refuse(self, name: str, body: bytes, owner: str, request: Request) -> Any:
+    async def _post_or_refuse(self, name: str, body: bytes, owner: str, request: Request) -> Json:
         try:
             return await self._post(name, body, owner, request)
         except RequestError as error:
@@ -100,7 +101,7 @@ class Api:
                     self.server.fail_call(*call, owner, error)
             raise
 
-    async def _post(self, name: str, body: bytes, owner: str, request: Request) -> Any:
+    async def _post(self, name: str, body: bytes, owner: str, request: Request) -> Json:
         server, version = self.server, get_client_version(request)
 
         def read(kind: type[T]) -> T:
@@ -146,7 +147,7 @@ class Api:
         result = future.result()
         return Response(result, media_type=PROTOBUF) if isinstance(result, bytes) else JSONResponse(result)
 
-    async def _handle_resource(self, method: str, words: list[str], body: bytes, owner: str, request: Request) -> Any:
+    async def _handle_resource(self, method: str, words: list[str], body: bytes, owner: str, request: Request) -> Json:
         server, served, store = self.server, self.server.served, self.server.store
         match method, words:
             case "POST", ["client", "config"]:
@@ -194,13 +195,13 @@ class Api:
     def _read_ttl(self, body: bytes, request: Request) -> int | None:
         return json_requests.read_json(body, json_requests.TTL, get_client_version(request)).ttl_seconds
 
-    def _describe_info(self, model_id: str, owner: str) -> dict[str, Any]:
+    def _describe_info(self, model_id: str, owner: str) -> JsonObject:
         record, served = self.server.find_model(model_id, owner).record, self.server.served
         data = {"arch": "", "model_name": served.name, "tokenizer_id": served.tokenizer}
         info = {"type": "get_info", "model_id": model_id, "model_name": served.name, "model_data": data}
         return info | {"is_lora": True, "lora_rank": record.lora.rank}
 
-    def _describe_run(self, record: ModelRecord) -> dict[str, Any]:
+    def _describe_run(self, record: ModelRecord) -> JsonObject:
         session = self.server.sessions.get(record.model_id.partition(":")[0])
         active = session.models.get(record.model_id) if session else None
         found = {one.kind: one.describe() for one in self.server.store.list_checkpoints(record)}  # the newest of a kind
@@ -214,13 +215,13 @@ class Api:
         }
 
 
-def describe_adapter(model: ModelRecord) -> dict[str, Any]:
+def describe_adapter(model: ModelRecord) -> JsonObject:
     lora = model.lora
     layers = {"train_unembed": False, "train_mlp": lora.train_mlp, "train_attn": lora.train_attn}
     return {"base_model": model.base_model, "is_lora": True, "lora_rank": lora.rank, **layers}
 
 
-def paginate(request: Request, name: str, items: list[Any]) -> dict[str, Any]:
+def paginate(request: Request, name: str, items: list[Json]) -> JsonObject:
     """Return the part of a list that the query's `limit` and `offset` select."""
     query = request.query_params
     try:

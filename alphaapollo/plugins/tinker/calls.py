@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from alphaapollo.controller.errors import WorkerLost
 from alphaapollo.plugins.tinker.budget import ENTRY, Budget
 from alphaapollo.plugins.tinker.wire import RequestError
+from alphaapollo.utils.json_types import Json
 
-Call = Callable[[], Awaitable[Any]]
+Call = Callable[[], Awaitable[Json]]
 KEEP_SECONDS = 300.0  # of results that were retrieved, for a client that lost the answer
 GAP_SECONDS = 400.0  # that later calls wait for one that does not arrive; the client repeats a request for 300 s
 
 
 @dataclass(eq=False)
 class _Call:
-    future: asyncio.Future[Any]
+    future: asyncio.Future[Json]
     budget: Budget
     size: int = 0  # of the result in the budget
 
@@ -38,7 +38,7 @@ class Futures:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._calls
 
-    def add(self, request_id: str, budget: Budget) -> asyncio.Future[Any]:
+    def add(self, request_id: str, budget: Budget) -> asyncio.Future[Json]:
         """Add a call whose result will count in a budget."""
         future = asyncio.get_running_loop().create_future()
         self._calls[request_id] = _Call(future, budget)
@@ -54,7 +54,7 @@ class Futures:
         task.add_done_callback(lambda _: on_end())
         future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
 
-    async def wait(self, request_id: str, seconds: float) -> asyncio.Future[Any] | None:
+    async def wait(self, request_id: str, seconds: float) -> asyncio.Future[Json] | None:
         """Return the completed future of a call; None if it is not complete after some seconds. Raises RequestError for
         an unknown call."""
         if (found := self._calls.get(request_id)) is None:
@@ -75,7 +75,7 @@ class Futures:
         """Let all calls of `wait` return, because the server ends."""
         self._closing.set()
 
-    async def run(self, call: Call, future: asyncio.Future[Any]) -> None:
+    async def run(self, call: Call, future: asyncio.Future[Json]) -> None:
         """Run a call and complete its future with the result or the error."""
         try:
             result = await call()
@@ -117,7 +117,7 @@ class CallQueue:
 
     def __init__(self, model_id: str, futures: Futures, on_gap: Callable[[str], None], budget: Budget):
         self.model_id, self._futures, self._on_gap, self._budget = model_id, futures, on_gap, budget
-        self._next, self._waiting = 0, dict[int, tuple[Call, asyncio.Future[Any], int]]()
+        self._next, self._waiting = 0, dict[int, tuple[Call, asyncio.Future[Json], int]]()
         self._arrived, self._is_closing = asyncio.Event(), False
         self._task = asyncio.create_task(self._run())
 

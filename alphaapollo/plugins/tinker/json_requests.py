@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from alphaapollo.plugins.tinker.wire import MAX_FIELDS, UPGRADE, RequestError
+from alphaapollo.utils.json_types import Json, JsonObject
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -30,7 +31,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
 class CreateSession(Request, tag="create_session"):
     tags: list[str]
     sdk_version: str
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
     project_id: str | None = None
     display_name: str | None = None
 
@@ -52,7 +53,7 @@ class CreateModel(Request, tag="create_model"):
     model_seq_id: Count
     base_model: str
     lora_config: LoraConfig
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
 
 
 class GetInfo(Request, tag="get_info"):
@@ -105,7 +106,7 @@ class LoadWeights(Request, tag="load_weights"):
     session_id: str | None = None
     model_seq_id: Count | None = None
     base_model: str | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
 
     def __post_init__(self) -> None:
         names = ("model_id", "seq_id", "session_id", "model_seq_id")
@@ -193,7 +194,7 @@ def read_json(body: bytes, kind: type[T], client_version: str) -> T:
         raise RequestError(f"{name}: {_describe_problem(str(error), client_version)}") from None
 
 
-def decode_json(body: bytes) -> Any:
+def decode_json(body: bytes) -> Json:
     """Parse JSON. Raises RequestError for a body that is damaged, or that would become too many objects."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_FIELDS:
         raise RequestError(f"the body has more than {MAX_FIELDS} elements. Send smaller requests.", status=413)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from alphaapollo.plugins.tinker.losses import evaluate_loss, make_loss, make_row
 from alphaapollo.plugins.tinker.store import SNAPSHOTS, Checkpoint, CheckpointStore, ModelRecord, get_partial
 from alphaapollo.plugins.tinker.wire import MAX_TARGETS, RequestError, read_forward_backward, write_forward_backward
 from alphaapollo.runs.metrics_file import JsonlTracker
-from alphaapollo.types import Row
+from alphaapollo.types import Json, JsonObject, Row
 
 ALPHA = 32.0  # LoRA alpha of all models; the client sends none
 KEPT_SNAPSHOTS = 16  # newest weights of sampling clients per model; saved weights are kept until they are deleted
@@ -72,24 +71,24 @@ class TrainedModel:
     def name(self) -> str:
         return self.record.model_id
 
-    def put(self, number: int, call: Call, size: int = 0) -> dict[str, Any]:
+    def put(self, number: int, call: Call, size: int = 0) -> JsonObject:
         """Add a call to the queue, and return what the client gets at once. size: see CallQueue.put."""
 
-        async def run() -> Any:
+        async def run() -> Json:
             if number:
                 self._get_tracker()
             return await call()
 
         return {"request_id": self.queue.put(number, run, size), "model_id": self.name}
 
-    async def create(self, layers: Sequence[str]) -> dict[str, Any]:
+    async def create(self, layers: Sequence[str]) -> JsonObject:
         """Create the adapter with new weights."""
         lora = self.record.lora
         seed = uuid.uuid4().int >> 65 if lora.seed is None else lora.seed
         await self._begin(self._verbs.add_adapter(self.name, lora.rank, ALPHA, layers, seed))
         return {"model_id": self.name, "type": "create_model"}
 
-    async def create_from(self, checkpoint: Checkpoint, with_optimizer: bool) -> dict[str, Any]:
+    async def create_from(self, checkpoint: Checkpoint, with_optimizer: bool) -> JsonObject:
         """Create the adapter from a training checkpoint."""
         await self._begin(self._verbs.load_adapter(self.name, checkpoint.folder, with_optimizer))
         return {"model_id": self.name, "path": checkpoint.path, "type": "load_weights"}
@@ -155,7 +154,7 @@ class TrainedModel:
         outputs = [one.reshape(shape) for one, shape in zip(outputs, shapes, strict=True)]
         return write_forward_backward(total, outputs, {})
 
-    async def optim_step(self, adam: AdamParams) -> dict[str, Any]:
+    async def optim_step(self, adam: AdamParams) -> JsonObject:
         tracker, failure = self._get_tracker(), self._failure
         shown = {"train/loss": self._loss, "train/tokens": float(self._num_tokens)}
         self._failure, self._loss, self._num_tokens = "", 0.0, 0
@@ -181,7 +180,7 @@ class TrainedModel:
             self._notify(f"{self.name} step {self._step}: {text}")
         return {"metrics": {"grad_norm:mean": metrics["grad_norm"]}}
 
-    async def save(self, request: SaveWeights) -> dict[str, Any]:
+    async def save(self, request: SaveWeights) -> JsonObject:
         name = request.path or f"step_{self._step:06d}"
         folder = await asyncio.to_thread(self._store.reserve_folder, self.record, "weights", name, request.overwrite)
         return {"path": await self._save(folder, request.ttl_seconds, request.user_metadata), "type": "save_weights"}
@@ -194,7 +193,7 @@ class TrainedModel:
         self._saved_step = self._step
         return checkpoint.path
 
-    async def load(self, request: LoadWeights) -> dict[str, Any]:
+    async def load(self, request: LoadWeights) -> JsonObject:
         """Load a training checkpoint of the same owner. Gradients are dropped."""
         own = self.record
         checkpoint = await asyncio.to_thread(find_state, self._store, request, own.owner, own.base_model)

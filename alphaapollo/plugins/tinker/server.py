@@ -8,7 +8,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.plugins.tinker import json_requests
@@ -17,7 +16,7 @@ from alphaapollo.plugins.tinker.calls import Futures
 from alphaapollo.plugins.tinker.models import KEPT_SNAPSHOTS, Sampler, TrainedModel, find_layers, find_state
 from alphaapollo.plugins.tinker.store import CheckpointStore, ModelRecord
 from alphaapollo.plugins.tinker.wire import RequestError, read_call_number, write_sample
-from alphaapollo.types import Sampling
+from alphaapollo.types import Json, JsonObject, Sampling
 from alphaapollo.utils.seeds import derive_seed
 
 SESSION_SECONDS = 300.0  # without a heartbeat, which the client sends every 10 s; then a session ends
@@ -64,7 +63,7 @@ class Server:
 
     # Sessions.
 
-    def create_session(self, owner: str) -> dict[str, Any]:
+    def create_session(self, owner: str) -> JsonObject:
         session_id = uuid.uuid4().hex
         self.budgets[owner].add(ENTRY)
         self.sessions[session_id] = Session(owner)
@@ -122,7 +121,7 @@ class Server:
 
     # Models.
 
-    def create_model(self, request: json_requests.CreateModel, owner: str) -> dict[str, Any]:
+    def create_model(self, request: json_requests.CreateModel, owner: str) -> JsonObject:
         session, lora, served = self.find_session(request.session_id, owner), request.lora_config, self.served
         self._check_base_model(request.base_model)
         if lora.rank > served.max_rank:
@@ -149,7 +148,7 @@ class Server:
             session.models[record.model_id] = model
         return model
 
-    def load_weights(self, request: json_requests.LoadWeights, owner: str) -> dict[str, Any]:
+    def load_weights(self, request: json_requests.LoadWeights, owner: str) -> JsonObject:
         if request.session_id is None:
             assert request.model_id is not None and request.seq_id is not None  # checked when it is parsed
             trained = self.find_model(request.model_id, owner)
@@ -161,23 +160,23 @@ class Server:
         model = self._add_model(session, record)
         return model.put(0, lambda: model.create_from(checkpoint, request.optimizer))
 
-    async def forward_backward(self, body: bytes, owner: str) -> dict[str, Any]:
+    async def forward_backward(self, body: bytes, owner: str) -> JsonObject:
         model_id, number, forward_only = await asyncio.to_thread(read_call_number, body)
         model = self.find_model(model_id, owner)
         return model.put(number, lambda: model.forward_backward(body, forward_only), len(body))
 
-    def optim_step(self, request: json_requests.OptimStep, owner: str) -> dict[str, Any]:
+    def optim_step(self, request: json_requests.OptimStep, owner: str) -> JsonObject:
         model = self.find_model(request.model_id, owner)
         return model.put(request.seq_id, lambda: model.optim_step(request.adam_params))
 
-    def save_weights(self, request: json_requests.SaveWeights, owner: str) -> dict[str, Any]:
+    def save_weights(self, request: json_requests.SaveWeights, owner: str) -> JsonObject:
         model = self.find_model(request.model_id, owner)
         return model.put(request.seq_id, lambda: model.save(request))
 
-    def save_weights_for_sampler(self, request: json_requests.SaveWeightsForSampler, owner: str) -> dict[str, Any]:
+    def save_weights_for_sampler(self, request: json_requests.SaveWeightsForSampler, owner: str) -> JsonObject:
         model = self.find_model(request.model_id, owner)
 
-        async def save() -> dict[str, Any]:
+        async def save() -> JsonObject:
             if request.path is not None:
                 return {"path": await model.save_for_sampler(request), "type": "save_weights_for_sampler"}
             session = self.find_session(request.model_id, owner)
@@ -202,7 +201,7 @@ class Server:
 
     # Samples.
 
-    def create_sampling_session(self, request: json_requests.CreateSamplingSession, owner: str) -> dict[str, Any]:
+    def create_sampling_session(self, request: json_requests.CreateSamplingSession, owner: str) -> JsonObject:
         session, folder = self.find_session(request.session_id, owner), None
         if request.model_path is not None:
             checkpoint = self.store.find(request.model_path, owner)
@@ -222,7 +221,7 @@ class Server:
             raise RequestError(f"there is no sampling session {sampler_id}. Create a sampling client.", status=404)
         return sampler
 
-    def sample(self, request: json_requests.Sample, owner: str) -> dict[str, Any]:
+    def sample(self, request: json_requests.Sample, owner: str) -> JsonObject:
         sampler, budget = self.find_sampler(request.sampling_session_id, owner), self.budgets[owner]
         if sampler.folder is not None and not self.store.exists(sampler.folder):
             raise RequestError(
@@ -265,7 +264,7 @@ class Server:
         for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
             if getattr(request, name) > MAX_TOP:
                 raise RequestError(f"{name}={getattr(request, name)} exceeds the limit of {MAX_TOP}. Lower it.")
-        stop: Sequence[Any] = [params.stop] if isinstance(params.stop, str) else params.stop or []
+        stop: Sequence[Json] = [params.stop] if isinstance(params.stop, str) else params.stop or []
         ids = tuple(one for one in stop if isinstance(one, int))
         strings = tuple(one for one in stop if isinstance(one, str))
         ids = self.served.stop_token_ids if params.stop is None else (*ids, *self.served.find_stop_ids(strings))

@@ -15,13 +15,13 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from alphaapollo.plugins.tinker.json_requests import LoraConfig
 from alphaapollo.plugins.tinker.wire import RequestError
 from alphaapollo.utils.disk import read_small_file, replace_file, replace_folder
+from alphaapollo.utils.json_types import JsonObject
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}  # folder -> tinker's type
 MODEL_ID = re.compile(r"[0-9a-f]{32}:train:[0-9]{1,9}")
@@ -62,7 +62,7 @@ class Checkpoint:
     def path(self) -> str:
         return f"{SCHEME}{self.model.model_id}/{self.kind}/{self.folder.name}"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Return the checkpoint as the client reads it."""
         expires = self.record.expires_at
         return {

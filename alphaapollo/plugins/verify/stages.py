@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -351,7 +350,7 @@ class Verification(RecordedUpdate):
                 yield chain.compare("weights_1")
         yield chain.compare()
 
-    def make_chain(self, role: str, model: nn.Module, options: Any) -> OptimizerChain:
+    def make_chain(self, role: str, model: nn.Module, options: SimpleNamespace) -> OptimizerChain:
         """Make the reference's optimizer steps of a role, whose recorded state is then forgotten to free its memory."""
         return OptimizerChain(self.recording, role, model, *self.states.pop(role), options, self.count_steps(role))
 

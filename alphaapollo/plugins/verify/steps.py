@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class OptimizerChain:
         model: nn.Module,
         state: Mapping[str, Tensor],
         num_steps: int,
-        options: Any,
+        options: SimpleNamespace,
         total_steps: int,
     ):
         self.recording, self.role, self.options = recording, role, options

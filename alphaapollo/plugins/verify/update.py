@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from alphaapollo.plugins.verify.reference import losses, models
-from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample, build_batch, to_namespace
+from alphaapollo.plugins.verify.reference.samples import NotCovered, Recorded, Sample, build_batch, to_namespace
 from alphaapollo.plugins.verify.steps import SMALL, SMALL_IN_BFLOAT16
 from alphaapollo.trainer.replay.recording import Recording
 
@@ -95,7 +94,7 @@ class RecordedUpdate:
         else:
             self.teacher = models.load_model(self.role.model, teacher.model.path, self.dtype, {}, "")
 
-    def of_teacher(self, row: Any) -> Tensor:
+    def of_teacher(self, row: Recorded) -> Tensor:
         """Return the teacher's log-probs of a row, which it may read after a longer prompt. [T, V]"""
         assert self.teacher is not None
         if longer := row.columns.get(LONGER_PROMPT):
@@ -112,7 +111,7 @@ class RecordedUpdate:
         assert isinstance(value, float)
         return value
 
-    def iterate_rows(self, rows: Container[int]) -> Iterator[tuple[Any, slice]]:
+    def iterate_rows(self, rows: Container[int]) -> Iterator[tuple[Recorded, slice]]:
         """Yield the rows with these numbers, and the positions of their tokens."""
         for sample in self.batch.samples:
             start = sample.tokens.start
@@ -122,7 +121,7 @@ class RecordedUpdate:
                     yield row, slice(start, end)
                 start = end
 
-    def of_row(self, model: nn.Module, row: Any) -> Tensor:
+    def of_row(self, model: nn.Module, row: Recorded) -> Tensor:
         temperature = self.role.rollout.temperature if row.temperature is None else row.temperature
         return models.token_logprobs(model, row, temperature, self.inputs.excluded_ids)
 

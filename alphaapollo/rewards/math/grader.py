@@ -192,7 +192,7 @@ def _expand_percent(text: str) -> list[str]:
     return [text] if bare == text else [bare, f"\\frac{{{bare}}}{{100}}"]
 
 
-def parse_expressions(text: str) -> list[Any]:
+def parse_expressions(text: str) -> list[object]:
     """Return the possible readings of the final expression in a text (math-verify): sympy objects or strings."""
     return list(parse(text, [EXTRACTION_WITHOUT_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 

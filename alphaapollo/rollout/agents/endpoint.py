@@ -256,7 +256,7 @@ async def _is_disconnected(receive: Receive) -> bool:
     task = asyncio.ensure_future(receive())
     await asyncio.sleep(0)
     if task.done():
-        return task.result()["type"] == "http.disconnect"
+        return bool(task.result()["type"] == "http.disconnect")
     task.cancel()
     await asyncio.wait((task,))
     return False

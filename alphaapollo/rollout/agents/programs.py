@@ -294,7 +294,7 @@ async def _await(result: Awaitable[object]) -> object:
     return await result
 
 
-def _convert_number(value: Any) -> Any:
+def _convert_number(value: object) -> object:
     """Convert a number of NumPy or torch."""
     if hasattr(value, "item"):
         return value.item()

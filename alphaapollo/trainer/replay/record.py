@@ -8,7 +8,6 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.load import save_config
@@ -33,6 +32,7 @@ from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingR
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.plugins import find_plugins, is_available
 
 COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # keys of Outcome
@@ -178,7 +178,7 @@ async def collect_outcome(run: LearnerState, iteration: int, learned: UpdateResu
     return values
 
 
-def describe_machine(placement: Placement) -> dict[str, Any]:
+def describe_machine(placement: Placement) -> JsonObject:
     """Return what can change how floats are rounded: ranks, device, threads, processor and library versions."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
@@ -44,7 +43,7 @@ class RecordedInputs:
     shares_prompts: bool
     max_tokens: int  # token budget of a micro-batch
     model: JsonObject  # resolved section of the policy's model
-    machine: dict[str, Any]  # result of describe_machine
+    machine: JsonObject  # result of describe_machine
     groups: list[TrajectoryGroup]
     policy_kl_coef: float | None = None  # as in Progress
     baseline: float | None = None  # as in Progress

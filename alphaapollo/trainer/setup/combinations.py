@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
@@ -55,12 +54,12 @@ def _list_stale_settings(config: Config) -> str:
 @error(
     f"{ESTIMATOR} env.rollout.n", "it compares samples, but the group size is 1", "Set env.rollout.n=8, or at least 2"
 )
-def group_of_one_sample(config: Config, case: CheckContext) -> Any:
+def group_of_one_sample(config: Config, case: CheckContext) -> object:
     return case.estimator.group and config.group_size == 1
 
 
 @error(ESTIMATOR, "{0}", "Set {1}")
-def unsupported_reward_shaping(config: Config, case: CheckContext) -> Any:
+def unsupported_reward_shaping(config: Config, case: CheckContext) -> object:
     """Return why the estimator does not support changes of the reward, and how to turn off those that are enabled."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     reads_components = "components" in case.estimator.needs
@@ -79,7 +78,7 @@ def unsupported_reward_shaping(config: Config, case: CheckContext) -> Any:
 
 
 @error(f"algorithm.filtration.baseline {ESTIMATOR}", "{}", "Set algorithm.filtration.baseline=selected")
-def unsupported_filtration_baseline(config: Config, case: CheckContext) -> Any:
+def unsupported_filtration_baseline(config: Config, case: CheckContext) -> object:
     reasons = {
         "the KL in the reward is computed for selected samples only": config.algorithm.use_kl_in_reward,
         "the estimator needs the tokens of all samples": case.estimator.scope != "trajectories",
@@ -91,19 +90,19 @@ def unsupported_filtration_baseline(config: Config, case: CheckContext) -> Any:
 
 
 @error(f"trainer.critic_warmup {ESTIMATOR}", "the estimator has no critic", "Set trainer.critic_warmup=0")
-def critic_warmup_without_critic(config: Config, case: CheckContext) -> Any:
+def critic_warmup_without_critic(config: Config, case: CheckContext) -> object:
     return config.trainer.critic_warmup and "values" not in case.estimator.needs
 
 
 @error(
     f"{ESTIMATOR} teacher.divergence", "there is no signal to learn", "Set teacher.divergence and teacher.model.path"
 )
-def nothing_to_learn_from(config: Config, case: CheckContext) -> Any:
+def nothing_to_learn_from(config: Config, case: CheckContext) -> object:
     return case.estimator.name == NO_ESTIMATOR and not config.teacher.divergence
 
 
 @error(f"{OPTIMIZER} {LOSS}", "TRPO needs the loss `ratio times advantage`, but this one {}", f"Set {LOSS}=surrogate")
-def trpo_with_unsuitable_loss(config: Config, case: CheckContext) -> Any:
+def trpo_with_unsuitable_loss(config: Config, case: CheckContext) -> object:
     loss = case.loss
     reasons = {
         "has no ratio to the old policy": loss.on_policy,
@@ -115,7 +114,7 @@ def trpo_with_unsuitable_loss(config: Config, case: CheckContext) -> Any:
 
 
 @error(f"{OPTIMIZER} {ESTIMATOR}", "TRPO needs advantages, but there are none", "Set another estimator, e.g. rloo")
-def trpo_without_advantages(config: Config, case: CheckContext) -> Any:
+def trpo_without_advantages(config: Config, case: CheckContext) -> object:
     return config.uses_trpo and case.estimator.name == NO_ESTIMATOR
 
 
@@ -124,17 +123,17 @@ def trpo_without_advantages(config: Config, case: CheckContext) -> Any:
     "TRPO compares distributions with the old policy, and there can be only one such comparison",
     "Set kl_loss_type=low_var_kl+, and teacher.divergence to sampled or null",
 )
-def trpo_with_other_distributions(config: Config, case: CheckContext) -> Any:
+def trpo_with_other_distributions(config: Config, case: CheckContext) -> object:
     return config.uses_trpo and (config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary)
 
 
 @error(f"data.reuse.groups {ESTIMATOR}", "reuse needs comparisons of samples in groups", f"Set {ESTIMATOR}=grpo")
-def reuse_without_groups(config: Config, case: CheckContext) -> Any:
+def reuse_without_groups(config: Config, case: CheckContext) -> object:
     return config.data.reuse.groups and not case.estimator.group
 
 
 @error(LOSS, "it takes one advantage and ratio per row, but {} has one per token", f"Set {LOSS}=ppo or gspo_token")
-def row_loss_with_values_per_token(config: Config, case: CheckContext) -> Any:
+def row_loss_with_values_per_token(config: Config, case: CheckContext) -> object:
     correction = config.algorithm.rollout_correction
     settings = {
         f"{ESTIMATOR}={case.estimator.name}": case.estimator.per_token,
@@ -145,29 +144,29 @@ def row_loss_with_values_per_token(config: Config, case: CheckContext) -> Any:
 
 
 @error(f"{METHOD} {LOSS}", "the loss includes a correction", f"Set {METHOD}=null")
-def second_correction(config: Config, case: CheckContext) -> Any:
+def second_correction(config: Config, case: CheckContext) -> object:
     return case.loss.anchor == "rollout" and config.algorithm.rollout_correction.method
 
 
 @error(f"{METHOD} {LOSS}", "{} trains on older weights without a correction", f"Set {METHOD}=tis, with bypass=false")
-def uncorrected_stale_samples(config: Config, case: CheckContext) -> Any:
+def uncorrected_stale_samples(config: Config, case: CheckContext) -> object:
     is_corrected = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.method
     return not is_corrected and _list_stale_settings(config)
 
 
 @error(f"teacher.divergence {CORRECTION}.bypass {LOSS}", "{} needs the policy's log-probs", "Set divergence=reverse")
-def stale_samples_with_teacher(config: Config, case: CheckContext) -> Any:
+def stale_samples_with_teacher(config: Config, case: CheckContext) -> object:
     uses_engine = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass
     return config.teacher.uses_sampled_tokens and uses_engine and _list_stale_settings(config)
 
 
 @warning(ESTIMATOR, "it is derived for samples of the current policy, but {0} uses older ones", "Set it to 0")
-def stale_samples_for_on_policy_estimator(config: Config, case: CheckContext) -> Any:
+def stale_samples_for_on_policy_estimator(config: Config, case: CheckContext) -> object:
     return case.estimator.on_policy and _list_stale_settings(config)
 
 
 @warning(f"{LOSS} {ESTIMATOR}", "{2} has no importance ratio, but an iteration has {0}", ONE_STEP)
-def several_steps_without_ratio(config: Config, case: CheckContext) -> Any:
+def several_steps_without_ratio(config: Config, case: CheckContext) -> object:
     epochs = config.actor_rollout_ref.actor.ppo_epochs
     steps = f"{config.steps_per_iteration} optimizer steps ({config.num_mini_batches} mini-batches x {epochs} epochs)"
     names = " and ".join(part.name for part in (case.loss, case.estimator) if part.on_policy)

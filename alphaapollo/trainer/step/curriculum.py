@@ -124,7 +124,7 @@ class PromptSampler:
         """Return the pass rate of each prompt, NaN if it was never sampled. [N]"""
         missing = int(self._ids.max()) + 1 - len(state.pass_rates)
         state.pass_rates.extend(array("d", [np.nan]) * missing)
-        return np.array(state.pass_rates)[self._ids]
+        return np.array(state.pass_rates).take(self._ids)
 
 
 def count_by_file(prompts: Sequence[Prompt], data: Data) -> Counter[int]:

@@ -17,11 +17,11 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.plugins.tasks.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
 from alphaapollo.plugins.tasks.sandboxes.dockerfile import DEFAULT_PATH, Copy, Image, Run, read_dockerfile
 from alphaapollo.plugins.tasks.sandboxes.streams import LENGTH, list_folder, make_frame, pack
+from alphaapollo.utils.json_types import JsonObject
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.plugins.tasks.sandboxes.init import main; main()"
 PACKAGES = str(Path(__file__).resolve().parents[4])
@@ -217,8 +217,8 @@ class NamespaceSandbox:
             )
 
     async def _request(
-        self, header: dict[str, Any], content: bytes = b"", timeout: float = GRACE
-    ) -> tuple[dict[str, Any], bytes]:
+        self, header: JsonObject, content: bytes = b"", timeout: float = GRACE
+    ) -> tuple[JsonObject, bytes]:
         """Send a request and return its reply. A failure, and a cancelled request, end the sandbox."""
         async with self._busy:
             if self._process is None:
@@ -228,7 +228,7 @@ class NamespaceSandbox:
                     self._writer.write(make_frame(header, content))
                     await self._writer.drain()
                     (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                    reply: dict[str, Any] = json.loads(await self._reader.readexactly(size))
+                    reply: JsonObject = json.loads(await self._reader.readexactly(size))
                     answer = await self._reader.readexactly(reply["size"])
             except (OSError, EOFError, TimeoutError) as error:  # TimeoutError is an OSError
                 await self.close()

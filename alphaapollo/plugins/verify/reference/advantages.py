@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from alphaapollo.plugins.verify.reference.samples import Batch, NotCovered
+from alphaapollo.plugins.verify.reference.samples import Batch, Config, NotCovered, Recorded
 
 Array = np.ndarray
 
@@ -44,8 +43,10 @@ def pass_at_k(rewards: Array, k: int) -> Array:
     return np.where(rewards > 0, fails / sigma, of_wrong / sigma)
 
 
+Columns = dict[str, Array]
+Members = dict[int, list[int]]  # group -> its samples
 # Advantages of the samples of one prompt: rewards [G], sampled tokens [G], section `algorithm` -> [G]
-PER_GROUP: dict[str, Callable[[Array, Array, Any], Array]] = {
+PER_GROUP: dict[str, Callable[[Array, Array, Config], Array]] = {
     "none": lambda r, n, a: np.zeros(len(r)),
     "grpo": lambda r, n, a: group_normalize(r, a, 1e-6, default=True),  # arXiv 2402.03300, section 4.1.2
     "dr_grpo": lambda r, n, a: center(r),  # arXiv 2503.20783, section 3.2
@@ -60,7 +61,7 @@ PER_GROUP: dict[str, Callable[[Array, Array, Any], Array]] = {
 }
 
 
-def group_normalize(values: Array, algorithm: Any, eps: float, default: bool) -> Array:
+def group_normalize(values: Array, algorithm: Config, eps: float, default: bool) -> Array:
     """(R - mean) / (std + eps), or without the division (algorithm.norm_adv_by_std_in_grpo)."""
     divides = default if algorithm.norm_adv_by_std_in_grpo is None else algorithm.norm_adv_by_std_in_grpo
     return standardize(values, eps) if divides else center(values)
@@ -72,7 +73,7 @@ def kl_estimate(log_ratio: Array, kind: str) -> Array:
     return {"k1": d, "kl": d, "abs": np.abs(d), "k2": d**2 / 2, "mse": d**2 / 2}.get(kind, np.expm1(-d) + d)
 
 
-def next_kl_coef(control: Any, coef: float, kl: float, num_samples: int) -> float:
+def next_kl_coef(control: Config, coef: float, kl: float, num_samples: int) -> float:
     """Coefficient of the KL in the reward after a mean KL per sample."""
     if control.type == "adaptive":  # arXiv 1909.08593, section 2.2
         return coef * (1 + min(max(kl / control.target_kl - 1, -0.2), 0.2) * num_samples / control.horizon)
@@ -84,7 +85,7 @@ def next_kl_coef(control: Any, coef: float, kl: float, num_samples: int) -> floa
 
 
 def compute_advantages(
-    batch: Batch, config: Any, columns: dict[str, Array], kl_coef: float, baseline: float, mini_batches: list[list[int]]
+    batch: Batch, config: Config, columns: Columns, kl_coef: float, baseline: float, mini_batches: list[list[int]]
 ) -> tuple[Array, Array]:
     """Return advantages and returns, [n] each. columns: recorded old_logprobs, ref_logprobs and values."""
     algorithm, name, tokens = config.algorithm, config.algorithm.adv_estimator, np.zeros(batch.num_tokens)
@@ -115,7 +116,7 @@ def compute_advantages(
 
 
 def advantages_of_samples(
-    batch: Batch, algorithm: Any, name: str, scores: Array, mini_batches: list[list[int]]
+    batch: Batch, algorithm: Config, name: str, scores: Array, mini_batches: list[list[int]]
 ) -> Array:
     """Advantages of the samples and, if algorithm.filtration compares with them, of others, [N]."""
     trajectories = [sample.trajectory for sample in batch.samples] + [t for _, t, _ in batch.others]
@@ -140,7 +141,7 @@ def advantages_of_samples(
     return result[: len(scores)]
 
 
-def gdpo(trajectories: list[Any], groups: list[Array], algorithm: Any) -> Array:
+def gdpo(trajectories: list[Recorded], groups: list[Array], algorithm: Config) -> Array:
     """arXiv 2601.05242, Eq. 4 to 7: each reward is normalized in its group, their sum over the batch."""
     names = {name for t in trajectories for name in t.score.components}
     rewards = {name: np.array([t.score.component(name) for t in trajectories]) for name in names}
@@ -170,14 +171,14 @@ def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Array:
 Result = tuple[Array, Array]
 
 
-def per_token_gae(batch: Batch, a: Any, tokens: Array, values: Array, scores: Array, baseline: float) -> Result:
+def per_token_gae(batch: Batch, a: Config, tokens: Array, values: Array, scores: Array, baseline: float) -> Result:
     advantages = np.zeros(len(tokens))
     for order in (sample.in_time for sample in batch.samples):
         advantages[order] = gae(tokens[order], values[order], a.gamma, a.lam)
     return advantages, advantages + values
 
 
-def reinforce(batch: Batch, a: Any, tokens: Array, values: Array, scores: Array, baseline: float) -> Result:
+def reinforce(batch: Batch, a: Config, tokens: Array, values: Array, scores: Array, baseline: float) -> Result:
     """Rewards-to-go, minus a moving average (Williams, 1992) or the reward of a greedy answer (arXiv 2310.10505)."""
     returns, advantages = np.zeros(len(tokens)), np.zeros(len(tokens))
     for sample in batch.samples:
@@ -189,7 +190,7 @@ def reinforce(batch: Batch, a: Any, tokens: Array, values: Array, scores: Array,
     return advantages, returns
 
 
-def per_turn(batch: Batch, a: Any, tokens: Array, values: Array, scores: Array, baseline: float) -> Result:
+def per_turn(batch: Batch, a: Config, tokens: Array, values: Array, scores: Array, baseline: float) -> Result:
     """turn_gae, turn_group and gigpo: all tokens of a turn get its advantage."""
     rewards = [np.array([tokens[turn].sum() for turn in sample.turns]) for sample in batch.samples]
     firsts = [np.array([values[turn[0]] for turn in sample.turns]) for sample in batch.samples]
@@ -211,7 +212,7 @@ def per_turn(batch: Batch, a: Any, tokens: Array, values: Array, scores: Array, 
     return result
 
 
-def turn_group(batch: Batch, a: Any, returns: list[Array], scores: Array, members: Any) -> list[Array]:
+def turn_group(batch: Batch, a: Config, returns: list[Array], scores: Array, members: Members) -> list[Array]:
     """The return of turn k minus the mean return from turn k of the group's other samples."""
     advantages = [np.zeros(len(one)) for one in returns]
     for group in members.values():
@@ -225,7 +226,7 @@ def turn_group(batch: Batch, a: Any, returns: list[Array], scores: Array, member
     return advantages
 
 
-def gigpo(batch: Batch, a: Any, returns: list[Array], scores: Array, members: Any) -> list[Array]:
+def gigpo(batch: Batch, a: Config, returns: list[Array], scores: Array, members: Members) -> list[Array]:
     """arXiv 2505.10978, Eq. 3, 7 and 8: advantage of the episode plus that among turns from the same state."""
     advantages = [np.zeros(len(one)) for one in returns]
     for group in members.values():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample
+from alphaapollo.plugins.verify.reference.samples import Config, NotCovered, Sample
 
 CLIP = {  # loss -> default bounds; of all others 0.2
     "gspo": (3e-4, 4e-4),
@@ -42,7 +42,7 @@ def clipped(r: Tensor, a: Tensor, low: float, high: float) -> Tensor:
     return -torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
 
 
-def policy_loss(x: Terms, actor: Any, kl_coef: float | None) -> tuple[Tensor, Tensor]:
+def policy_loss(x: Terms, actor: Config, kl_coef: float | None) -> tuple[Tensor, Tensor]:
     """Loss of each token [T], or of the sample [], and a penalty that rollout correction does not weight."""
     name, options, a, none = actor.policy_loss.loss_mode, actor.policy_loss, x.advantages, torch.zeros(())
     low, high = CLIP.get(name, (0.2, 0.2))
@@ -99,7 +99,7 @@ def policy_loss(x: Terms, actor: Any, kl_coef: float | None) -> tuple[Tensor, Te
     raise NotCovered(f"the policy loss {name}")
 
 
-def count_wrongly_selected(logp: Tensor, advantages: Tensor, selected: Tensor, options: Any) -> int:
+def count_wrongly_selected(logp: Tensor, advantages: Tensor, selected: Tensor, options: Config) -> int:
     """Count tokens that clip_cov or kl_cov should not have selected, and missing ones (arXiv 2505.22617, Eq. 9 to 12).
     All tensors [n], of the tokens of a mini-batch."""
     covariance = (advantages - advantages.mean()) * (logp - logp.mean())
@@ -113,7 +113,7 @@ def count_wrongly_selected(logp: Tensor, advantages: Tensor, selected: Tensor, o
     return int((selected & ~allowed).sum()) + abs(int(selected.sum()) - count)
 
 
-def correction(x: Terms, options: Any) -> Tensor:
+def correction(x: Terms, options: Config) -> Tensor:
     """Weight of each token for the mismatch of engine and trainer (docs/algorithms/loss_parts.md), [T]."""
     d, weight = x.old - x.engine, torch.ones_like(x.old)
     if options.method:
@@ -140,7 +140,7 @@ def reference_kl(x: Terms, kind: str) -> Tensor:
     return d**2 / 2 - d.detach() ** 2 / 2 + value.detach() if kind.endswith("+") else value
 
 
-def divergence(logp: Tensor, logq: Tensor, teacher: Any) -> Tensor:
+def divergence(logp: Tensor, logq: Tensor, teacher: Config) -> Tensor:
     """Divergence of policy and teacher at each token (arXiv 2306.13649, section 2; with the k most probable tokens,
     arXiv 2601.20802, Eq. 11). logp, logq: [T, V] -> [T]"""
     if teacher.top_k is not None and teacher.top_k < logp.shape[1]:
@@ -158,7 +158,7 @@ def divergence(logp: Tensor, logq: Tensor, teacher: Any) -> Tensor:
     return beta * kl(logq, mixture) + (1 - beta) * kl(logp, mixture)
 
 
-def weigh(samples: list[Sample], config: Any, mode: str, of_loss: bool = True) -> list[float]:
+def weigh(samples: list[Sample], config: Config, mode: str, of_loss: bool = True) -> list[float]:
     """Weight of each token of the samples of a mini-batch (docs/algorithms/loss_parts.md#aggregation)."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     cut = [of_loss and algorithm.overlong_filter and s.trajectory.end == "token_limit" for s in samples]
@@ -177,7 +177,7 @@ def weigh(samples: list[Sample], config: Any, mode: str, of_loss: bool = True) -
 
 
 def further_factors(
-    samples: list[Sample], config: Any, groups: dict[int, list[float]], num_in_batch: float
+    samples: list[Sample], config: Config, groups: dict[int, list[float]], num_in_batch: float
 ) -> list[float]:
     """Further weight of each sample of a mini-batch. groups: rewards of all samples by group. num_in_batch: samples of
     the batch that was planned, divided by its mini-batches."""
@@ -201,7 +201,7 @@ def further_factors(
 
 
 def loss_of_sample(
-    x: Terms, of_token: float, of_sample: float, config: Any, kl_coef: float | None, of_teacher: float = 0.0
+    x: Terms, of_token: float, of_sample: float, config: Config, kl_coef: float | None, of_teacher: float = 0.0
 ) -> Tensor:
     """Share of a sample in the loss of its mini-batch, given the weight of its tokens, of its one loss, and of its
     divergences from a teacher."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from alphaapollo.plugins.verify.reference.samples import Config, Recorded
+
 
 class Float64(TorchFunctionMode):
     """Context manager in which transformers' casts to float32 return float64, and routers choose recorded experts."""
@@ -25,7 +27,7 @@ class Float64(TorchFunctionMode):
         return function(*map(swap, args), **{name: swap(value) for name, value in (kwargs or {}).items()})
 
 
-def load_model(config: Any, path: str, dtype: str, state: dict[str, Tensor], prefix: str) -> Any:
+def load_model(config: Config, path: str, dtype: str, state: dict[str, Tensor], prefix: str) -> Any:
     """Load a model, and replace its parameters by those of a recorded state, whose names begin with `prefix`. dtype:
     of the run's forward passes, to which frozen weights were rounded."""
     import transformers
@@ -83,7 +85,7 @@ class WeightVector:
                 module._parameters[leaf] = parameter
 
 
-def run_row(model: Any, row: Any, mode: Float64) -> Tensor:
+def run_row(model: Any, row: Recorded, mode: Float64) -> Tensor:
     """Return the last hidden states that predict the sampled tokens of a row, [T, H]."""
     inputs: dict[str, Any] = {"input_ids": torch.tensor([[*row.token_ids]]), "use_cache": False}
     for name in row.images[0].tensors if row.images else ():
@@ -106,7 +108,7 @@ def run_row(model: Any, row: Any, mode: Float64) -> Tensor:
     return states[torch.from_numpy(sampled) - 1]
 
 
-def token_logprobs(model: Any, row: Any, temperature: float, excluded: tuple[int, ...]) -> Tensor:
+def token_logprobs(model: Any, row: Recorded, temperature: float, excluded: tuple[int, ...]) -> Tensor:
     """Return the log-probs of all tokens at each sampled position of a row, [T, V]."""
     text = model.config.get_text_config()
     states = run_row(model, row, Float64())
@@ -120,13 +122,13 @@ def token_logprobs(model: Any, row: Any, temperature: float, excluded: tuple[int
     return (logits.index_fill(1, never, -1e9) / temperature).log_softmax(-1)
 
 
-def of_sampled(logprobs: Tensor, row: Any) -> Tensor:
+def of_sampled(logprobs: Tensor, row: Recorded) -> Tensor:
     """Select the log-probs of the sampled tokens, [T]."""
     tokens = np.asarray(row.token_ids)[np.flatnonzero(np.asarray(row.action_mask))]
     return logprobs.gather(1, torch.from_numpy(tokens.astype(np.int64))[:, None])[:, 0]
 
 
-def values(model: Any, row: Any) -> Tensor:
+def values(model: Any, row: Recorded) -> Tensor:
     """Return the critic's value before each sampled token, [T]."""
     result: Tensor = model.value_head(run_row(model, row, Float64()))[:, 0]
     return result

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.plugins.verify.reference.samples import Config
+
 Tensors = dict[str, Tensor]
 
 
-def learning_rate(step: int, optim: Any, total: int) -> float:
+def learning_rate(step: int, optim: Config, total: int) -> float:
     """Linear warm-up, then constant or cosine (arXiv 1608.03983, Eq. 5). step counts from 0."""
     ratio = optim.lr_warmup_steps_ratio
     warmup = round(ratio * total) if optim.lr_warmup_steps < 0 else optim.lr_warmup_steps
@@ -30,7 +31,7 @@ def clip(gradients: Tensors, max_norm: float) -> Tensors:
     return {name: g * min(1.0, max_norm / norm) if norm else g for name, g in gradients.items()}
 
 
-def adamw(w: Tensor, g: Tensor, state: Tensors, lr: float, optim: Any, decay: float) -> Tensor:
+def adamw(w: Tensor, g: Tensor, state: Tensors, lr: float, optim: Config, decay: float) -> Tensor:
     """arXiv 1711.05101, Algorithm 2, with epsilon 1e-8. Changes the state."""
     one, two = optim.betas
     state["step"] = state.get("step", torch.zeros(())) + 1
@@ -84,7 +85,7 @@ def conjugate_gradients(multiply: Callable[[Tensor], Tensor], b: Tensor, steps: 
     return x
 
 
-def trpo(start: Tensor, gradient: Tensor, evaluate: Callable[[Tensor], tuple[float, Tensor]], optim: Any) -> Tensor:
+def trpo(start: Tensor, gradient: Tensor, evaluate: Callable[[Tensor], tuple[float, Tensor]], optim: Config) -> Tensor:
     """arXiv 1502.05477, appendix C: natural gradient step with KL(old||new) <= delta. [n] -> new weights [n].
 
     evaluate: weights [n] -> (loss, mean KL from the policy at `start`, with a graph to the weights).

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+Config = SimpleNamespace  # of the run
+Recorded = Any  # group, trajectory, turn or row of a recording
 FAILED = ("grader_failed", "environment_failed")
 
 
@@ -24,8 +26,8 @@ class Sample:
     """Trajectory that is trained on."""
 
     group: int  # number of its prompt
-    trajectory: Any
-    rows: list[Any]
+    trajectory: Recorded
+    rows: list[Recorded]
     row_numbers: list[int]  # among the rows of all samples
     tokens: slice  # its sampled tokens among the n of the columns
     turns: list[np.ndarray]  # positions of the tokens of each turn, among the n, in the order of sampling
@@ -42,7 +44,7 @@ class Sample:
 @dataclass
 class Batch:
     samples: list[Sample]
-    others: list[tuple[int, Any, float]]  # group, trajectory and reward of samples that are only compared with
+    others: list[tuple[int, Recorded, float]]  # group, trajectory and reward of samples that are only compared with
     greedy: dict[int, float]  # group -> reward of its greedy answer
     num_tokens: int
 
@@ -52,7 +54,7 @@ def to_namespace(value: Any) -> Any:
     return SimpleNamespace(**{k: to_namespace(v) for k, v in value.items()}) if isinstance(value, dict) else value
 
 
-def outcome_reward(prompt: Any, trajectory: Any, config: Any) -> float:
+def outcome_reward(prompt: Recorded, trajectory: Recorded, config: Config) -> float:
     """Reward of the reward function, with the penalties for length."""
     reward, algorithm, limit = trajectory.score.reward, config.algorithm, config.data.max_response_length
     if algorithm.length_budget.mode:  # arXiv 2503.04697, section 3
@@ -67,13 +69,13 @@ def outcome_reward(prompt: Any, trajectory: Any, config: Any) -> float:
     return float(reward)
 
 
-def turn_reward(turn: Any, config: Any) -> float:
+def turn_reward(turn: Recorded, config: Config) -> float:
     actor = config.actor_rollout_ref.actor
     invalid = actor.use_invalid_action_penalty and not turn.valid
     return float(turn.reward - (actor.invalid_action_penalty_coef if invalid else 0.0))
 
 
-def choose(rewards: list[float], filtration: Any) -> list[int]:
+def choose(rewards: list[float], filtration: Config) -> list[int]:
     """Choose the samples of a group to train on (PODS, arXiv 2504.13818, section 3)."""
     order, size = sorted(range(len(rewards)), key=lambda i: rewards[i]), min(filtration.size, len(rewards))
     splits = [[*order[:low], *order[len(order) - (size - low) :]] for low in range(size + 1)]  # lowest and highest
@@ -86,7 +88,7 @@ def choose(rewards: list[float], filtration: Any) -> list[int]:
     return sorted(splits[min(best, key=lambda low: abs(low - size / 2))])
 
 
-def build_batch(groups: list[Any], config: Any) -> Batch:
+def build_batch(groups: list[Recorded], config: Config) -> Batch:
     """Select the trajectories to train on, and place their rewards."""
     batch, filtration, row_number = Batch([], [], {}, 0), config.algorithm.filtration, 0
     for number, group in enumerate(groups):
@@ -111,7 +113,7 @@ def build_batch(groups: list[Any], config: Any) -> Batch:
     return batch
 
 
-def place_rewards(group: int, trajectory: Any, first: int, config: Any) -> Sample:
+def place_rewards(group: int, trajectory: Recorded, first: int, config: Config) -> Sample:
     """Find the tokens and rewards of the turns of a trajectory, whose first token is `first` among the n."""
     trained, start = [], first  # (turn, positions of its tokens)
     for row in trajectory.rows:
