@@ -194,15 +194,14 @@ def full_determinism(run: Recorder) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def record_calls(model: torch.nn.Module, method: str) -> list[str]:
-    """Record the names of FSDP's units in the order in which they are gathered (`unshard`), or in which their gradients
-    are reduced (`post_backward`)."""
+def record_gathered_units(model: torch.nn.Module) -> list[str]:
+    """Record the names of FSDP's units in the order in which they are gathered."""
     events: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             group: Any = module._get_fsdp_state()._fsdp_param_group
-            call = getattr(group, method)
-            setattr(group, method, lambda *args, name=name, call=call: (events.append(name), call(*args)))
+            call = group.unshard
+            group.unshard = lambda *args, name=name, call=call: (events.append(name), call(*args))
     return events
 
 
@@ -227,7 +226,7 @@ def expert_parallelism(run: Recorder) -> None:
     actor = {"fsdp_config": {"ep_size": 2}}
     with balance_experts(expert_parallel), fake_rank(4):
         worker, batch = PolicyUpdate("qwen3_moe", actor, RECOMPUTED, world_size=4, num_rows=8).start(run)
-        events = record_calls(worker.policy, "unshard")
+        events = record_gathered_units(worker.policy)
         FakeGpu.hints.insert(0, lambda sizes: events.append("wait") if tuple(sizes.shape) == (2, 2) else None)
         update(run, worker, batch)
         assert events[events.index("wait") - 1] == "model.model.layers.1.mlp.experts", events
