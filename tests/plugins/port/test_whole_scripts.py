@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from alphaapollo.algorithms.advantages import get_estimator
@@ -39,81 +40,7 @@ def run(script: str) -> list[tuple[str, list[str]]]:
     return [(command, words) for command, *words in calls]
 
 
-# {script and what is added to its command line: keys and values of each command that it becomes}. `optim.X`, `actor.X`,
-# `rollout.X` and `model.X` of main_ppo are below actor_rollout_ref.
-SCRIPTS: dict[str, list[str]] = {
-    "grpo.sh": [
-        "actor.ppo_mini_batch_size=1280 actor.ppo_max_token_len_per_gpu=16384 "  # 256 x 5 and 2048 x 8
-        "clip_ratio_c=3.0 trainer.save_freq=-1 rollout.val_kwargs.temperature=0.0 "  # verl's defaults
-        "data.train_files=[/home/me/data/gsm8k/train.parquet,/home/me/data/math/train.parquet] "
-        "data.truncation=drop trainer.logger=[console,swanlab]"
-    ],
-    # variables of the script, and more keys; 4 ranks of an engine, but there is one GPU
-    "grpo.sh ENGINE=sglang parallel=4 trainer.n_gpus_per_node=1 trainer.total_epochs=3": [
-        "rollout.tensor_model_parallel_size=1 rollout.name=sglang trainer.total_epochs=3"
-    ],
-    "ppo.sh": [
-        "critic.fsdp_config.param_offload=true critic.fsdp_config.optimizer_offload=true actor.ppo_mini_batch_size=256 "
-        "trainer.logger=[console,tensorboard] algorithm.kl_ctrl.target_kl=51.2"  # 0.1 a token x 512
-    ],
-    "dapo.sh RAY_DATA_HOME=/big": [
-        "actor.ppo_mini_batch_size=512 actor.ulysses_sequence_parallel_size=4 "  # 32 x 16
-        "algorithm.overlong_penalty.cache=4096 algorithm.filter_groups.metric=accuracy "
-        "trainer.output_dir=/big/ckpts data.truncation=left"
-    ],
-    "rloo.sh": [
-        "algorithm.adv_estimator=rloo actor.ppo_mini_batch_size=1280 rollout.val_kwargs.temperature=0.0 "
-        "data.train_files=/data/gsm8k/train.parquet actor_rollout_ref.model.path=my/model"
-    ],
-    # reads the configuration that it starts from; data.train_batch_size of the command wins over the file's
-    "multi_turn.sh": [
-        "env.env_name=informal_math env.max_steps=5 env.action_format=chat_template env.tool_parser=hermes "
-        "data.max_response_length=1024 actor.ppo_mini_batch_size=4096 data.train_batch_size=256"
-    ],
-    "trl_grpo.py": [
-        # 8 x 16 completions of one process, in groups of 8
-        "data.train_batch_size=16 actor.ppo_mini_batch_size=32 env.rollout.n=8 "
-        "optim.lr=2e-06 optim.lr_warmup_steps_ratio=0.05 actor.kl_loss_coef=0.01 actor.kl_loss_type=unbiased "
-        "actor.loss_agg_mode=seq-mean-token-sum-norm algorithm.norm_adv_by_std_in_grpo=false "
-        "model.target_modules=[q_proj,v_proj] custom_reward_function.name=[short] algorithm.rollout_correction.high=3.0"
-    ],
-    "trl_dpo.sh BETA=0.3": [
-        "preference.loss=ipo_mean preference.beta=0.3 data.train_batch_size=64 trainer.n_gpus_per_node=4 "
-        "trainer.test_freq=-1 model.dtype=bfloat16",
-        "preference.loss=kto preference.kto_desirable_weight=1.5 data.train_batch_size=32 model.path=/home/me/model "
-        "model.lora_rank=16 trainer.total_training_steps=100 trainer.total_epochs=1",  # batches of 8 x 1 x 4
-    ],
-    "trl_sft.yaml trainer=sft": [
-        "optim.lr=0.0001 optim.warmup_style=cosine data.max_length=1024 trainer.total_epochs=2"
-    ],
-    "openrlhf_grpo.sh": [
-        "algorithm.adv_estimator=grpo data.train_batch_size=128 actor.ppo_mini_batch_size=512 actor.use_kl_loss=true "
-        "actor.clip_ratio_high=0.28 optim.betas=[0.9,0.95] optim.min_lr_ratio=0.1 trainer.logger=[console,wandb] "
-        "algorithm.rollout_correction.method=tis algorithm.rollout_correction.high=5.0"
-    ],
-    "openrlhf_ppo.sh": [
-        "algorithm.adv_estimator=gae algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.02 "
-        "reward_model.enable=true critic.optim.lr=9e-06 actor.fsdp_config.optimizer_offload=true",
-        # the router is frozen with LoRA
-        "preference.loss=ipo preference.beta=0.2 data.train_batch_size=256 model.router_aux_loss_coef=0.0",
-        "data.max_length=4096 optim.lr=9e-06",
-    ],
-    "swift_grpo.sh": [
-        # 8 x 2 x 4 completions, in groups of 8
-        "data.train_files=AI-MO/NuminaMath-TIR data.train_max_samples=5000 data.train_batch_size=8 "
-        "actor.ppo_mini_batch_size=64 custom_reward_function.path=plugin.py custom_reward_function.name=[my_accuracy] "
-        "algorithm.filter_groups.enable=true algorithm.overlong_filter=true algorithm.overlong_penalty.cache=256 "
-        "algorithm.rollout_correction.method=tis trainer.n_gpus_per_node=4 trainer.logger=[tensorboard,swanlab]"
-    ],
-    "swift_tuning.sh": [
-        "data.train_files=[a/first,b/second] data.train_turns=last data.truncation=drop data.train_batch_size=16 "
-        "model.lora_rank=8 data.apply_chat_template_kwargs={enable_thinking:false}",
-        "preference.loss=simpo preference.beta=2.0 preference.sft_coef=0.1 optim.lr=1e-05",
-        "data.train_batch_size=64 optim.min_lr_ratio=0.1 fsdp_config.ep_size=4 trainer.nnodes=2 "
-        "trainer.n_gpus_per_node=8",
-    ],
-    "swift_rm.yaml": ["bradley_terry.centring_coef=0.01 trainer.n_gpus_per_node=4 data.train_files=a/pairs"],
-}
+SCRIPTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("whole_scripts.yaml").read_text(encoding="utf-8"))
 
 
 def check_start(config: BaseModel) -> None:

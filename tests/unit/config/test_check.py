@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
@@ -14,8 +15,10 @@ from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, GenerationConfig, RunFolder, SftConfig, Teacher
 from alphaapollo.controller.placement import Machine, make_placement
-from tests.unit.config.combinations import CORRECTION, ERRORS, INEFFECTIVE, REQUIRED, TEACHERS, WARNINGS, WORKS
 from tests.unit.config.overrides import from_overrides
+
+COMBINATIONS = yaml.safe_load(Path(__file__).with_name("combinations.yaml").read_text(encoding="utf-8"))
+TEACHERS = "teacher.models.math.path=a teacher.models.code.base_url=http://h/v1 teacher.models.code.name=b"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,7 @@ def expand(command: str, words: str) -> list[str]:
 def outcome(command: str, words: str = "") -> list[str]:
     """Warnings about a configuration with the required keys and `words`."""
     machine = {"gpus": 0, "cores": 8}
-    overrides = expand(command, REQUIRED[command])
+    overrides = expand(command, COMBINATIONS["required"][command])
     for word in expand(command, words):
         key, _, value = word.partition("=")
         if key in machine:
@@ -61,7 +64,7 @@ def rows(table: dict[str, dict[str, str]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("command", "words", "facts"), rows(ERRORS))
+@pytest.mark.parametrize(("command", "words", "facts"), rows(COMBINATIONS["errors"]))
 def test_an_error_names_the_keys_and_values(command: str, words: str, facts: str):
     text = problem(command, words)
     assert [fact for fact in expand(command, facts) if fact not in text] == [], text
@@ -112,7 +115,7 @@ def test_names_of_run_folders(keys: dict[str, Any], facts: str):
     assert [fact for fact in facts.split() if fact not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize(("command", "words", "facts"), rows(INEFFECTIVE))
+@pytest.mark.parametrize(("command", "words", "facts"), rows(COMBINATIONS["without_effect"]))
 def test_a_key_without_effect_is_a_warning_with_its_reason(command: str, words: str, facts: str):
     (line,) = outcome(command, words)
     key, _, reason = line.partition(" has no effect: ")
@@ -120,12 +123,14 @@ def test_a_key_without_effect_is_a_warning_with_its_reason(command: str, words: 
     assert [fact for fact in expand(command, facts) if fact not in reason] == [], reason
 
 
-@pytest.mark.parametrize(("command", "words"), [(command, words) for command in WORKS for words in WORKS[command]])
+@pytest.mark.parametrize(
+    ("command", "words"), [(command, words) for command, valid in COMBINATIONS["valid"].items() for words in valid]
+)
 def test_what_works_has_no_warning(command: str, words: str):
     assert outcome(command, words) == []
 
 
-@pytest.mark.parametrize(("words", "facts"), WARNINGS.items())
+@pytest.mark.parametrize(("words", "facts"), COMBINATIONS["warnings"].items())
 def test_warnings_about_likely_mistakes(words: str, facts: str):
     (line,) = outcome("ppo", words)
     assert [fact for fact in expand("ppo", facts) if fact not in line] == [], line
@@ -175,6 +180,6 @@ def test_a_stall_is_reported_before_its_timeout():
 
 @pytest.mark.parametrize(("mode", "threads"), [("carry", 8), ("separate", 6)])
 def test_separate_engines_have_their_own_cores(mode: str, threads: int):
-    config = from_overrides(Config, f"{CORRECTION}.method=tis", f"trainer.async_mode={mode}")
+    config = from_overrides(Config, "algorithm.rollout_correction.method=tis", f"trainer.async_mode={mode}")
     rollout = config.actor_rollout_ref.rollout.model_copy(update={"num_engines": 2})
     assert make_placement(config, rollout, "cpu", Machine(8, 0), has_critic=False).threads == threads
