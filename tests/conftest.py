@@ -42,6 +42,8 @@ CORE = (  # `make test` runs these folders and files, and the tests of tests/loo
     *(f"unit/{name}" for name in ("algorithms", "config", "data", "environments", "finetuning", "rewards")),
     *(f"unit/{name}" for name in ("metrics", "session", "trainer")),
     "unit/tools/test_sandbox.py",
+    "plugins/verify/test_reference_and_algorithms.py",
+    "plugins/verify/test_reference_golden.py",
     "plugins/viewer/test_pages.py",
 )
 
