@@ -4,13 +4,12 @@ does not import Hydra."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import getitem
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
@@ -81,7 +80,9 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
     return find_similar(name, near, count, cutoff=0)
 
 
-def describe_validation_errors(schema: type[BaseModel], pydantic_error: ErrorDetails, values: JsonObject) -> list[str]:
+def describe_validation_errors(
+    schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
+) -> list[str]:
     """Return the error messages of an entry of `ValidationError.errors()`: several for the sections of packages."""
     cause = pydantic_error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
@@ -89,7 +90,7 @@ def describe_validation_errors(schema: type[BaseModel], pydantic_error: ErrorDet
     return [describe_validation_error(schema, pydantic_error, values)]
 
 
-def describe_validation_error(schema: type[BaseModel], pydantic_error: ErrorDetails, values: Json) -> str:
+def describe_validation_error(schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: Json) -> str:
     """Convert an entry of `ValidationError.errors()` to an error message with key, expected type and value."""
     parts = [str(part) for part in pydantic_error["loc"]]
     if pydantic_error["type"] == "extra_forbidden":
