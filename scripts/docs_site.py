@@ -180,7 +180,7 @@ def list_pages(entries: Any) -> Iterator[str]:
 
 def first_paragraph(text: str) -> str:
     """First paragraph of a page, on one line and without links."""
-    paragraphs = (part for part in COMMENT.sub("", text).split("\n\n") if part.strip()[:1].isalpha())
+    paragraphs = (part for part in COMMENT.sub("", text).split("\n\n") if re.match(r"\s*[\w\[`]", part))
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(next(paragraphs, "").split()))
 
 
