@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import sys
 from collections import Counter
@@ -75,12 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-    if hasattr(config, "workerinput"):  # files that take long first, so that no process has one at the end
-        seconds = Counter[str]()
-        for name, duration in json.loads(DURATIONS.read_text(encoding="utf-8")).items():
-            seconds[name.partition("::")[0]] += duration
-        files = {item.path: str(item.path.relative_to(HERE.parent)) for item in items}
-        items.sort(key=lambda item: (folder_of(item) not in STACK, -seconds[files[item.path]], item.path))
+    if hasattr(config, "workerinput"):  # files that may take long first, so that no process has one at the end
+        sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+        items.sort(key=lambda item: (folder_of(item) not in STACK, -sizes[item.path], item.path))
 
 
 def folder_of(item: pytest.Item) -> str:
@@ -140,10 +138,13 @@ def freeze_garbage_collection() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def end_stack_after_complete_runs(request: pytest.FixtureRequest) -> None:
     """End the process that complete runs share (tests/loop/stack.py) before other tests: it keeps engines in memory,
-    and the fork server that it was forked from cannot be stopped before it."""
+    and the fork server that it was forked from cannot be stopped before it. A fork server that other tests start does
+    not import what the engines' server did."""
     stack = sys.modules.get("tests.loop.stack")
     if stack and folder_of(request.node) not in STACK:
         stack.STACK.close()
+    if folder_of(request.node) not in STACK:
+        multiprocessing.set_forkserver_preload(["__main__"])
 
 
 def pytest_sessionfinish() -> None:

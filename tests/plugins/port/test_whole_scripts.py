@@ -40,7 +40,9 @@ def run(script: str) -> list[tuple[str, list[str]]]:
     return [(command, words) for command, *words in calls]
 
 
-SCRIPTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("whole_scripts.yaml").read_text(encoding="utf-8"))
+SCRIPTS: dict[str, list[str]] = yaml.safe_load(
+    Path(__file__).with_name("whole_scripts.yaml").read_text(encoding="utf-8")
+)
 
 
 def check_start(config: BaseModel) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from alphaapollo.plugins.tasks.sandboxes.base import (
     SandboxFailedError,
     SandboxSpec,
 )
-from alphaapollo.plugins.tasks.sandboxes.container_client import OutputBuffer
+from alphaapollo.plugins.tasks.sandboxes.container_client import ContainerClient, OutputBuffer
 from alphaapollo.plugins.tasks.sandboxes.containers import digest_folder, make_run_arguments
 from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
 from tests.unit.event_loop import in_event_loop
@@ -280,11 +281,22 @@ async def test_a_container_that_does_not_start(client: MockClient) -> None:
             await client.make().start()
 
 
+@pytest.mark.parametrize("while_it_starts", [False, True])
 @in_event_loop
-async def test_a_cancelled_command_ends_the_container(client: MockClient) -> None:
+async def test_a_cancelled_command_ends_the_container(
+    client: MockClient, while_it_starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.set_script("exec", "echo; sleep 100")
     sandbox = client.make()
     await sandbox.start()
+    start = ContainerClient.start
+
+    async def start_slowly(*arguments: Any, **options: Any) -> Any:
+        process = await start(*arguments, **options)
+        await asyncio.sleep(100 * ("exec" in arguments and while_it_starts))
+        return process
+
+    monkeypatch.setattr(ContainerClient, "start", start_slowly)
     command = asyncio.create_task(sandbox.exec("true", timeout=60))
     while not client.get_calls("exec"):
         await asyncio.sleep(0.01)

@@ -322,7 +322,11 @@ class ContainerSandbox:
         self, words: list[str], output: OutputBuffer, errors: OutputBuffer, timeout: float | None
     ) -> int:
         await self._get_container()
-        process = await self._client.start(*words, stdin=DEVNULL)
+        try:
+            process = await self._client.start(*words, stdin=DEVNULL)
+        except asyncio.CancelledError:  # the client may have started already
+            self._end()
+            raise
         reading = asyncio.create_task(communicate(process, output, errors))
         try:
             done, _ = await asyncio.wait([reading], timeout=CALL_TIMEOUT if timeout is None else timeout)
