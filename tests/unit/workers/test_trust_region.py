@@ -40,7 +40,7 @@ class DenseTrpo:
         self.model = AutoModelForCausalLM.from_pretrained(folder, **arguments).eval()
         self.named = dict(self.model.named_parameters())
         self.rows = list(training.iterate_rows(worker.batch.rows))
-        weights, advantages = torch.from_numpy(columns.loss_weights), torch.from_numpy(columns.advantages.copy())
+        weights, advantages = torch.from_numpy(columns.loss_weights), torch.from_numpy(columns.advantages)
         self.weights = [weights[row] * advantages[part][mask] for row, (_, _, part, mask) in enumerate(self.rows)]
         self.old = [self.log_probs(row).detach() for row in range(len(self.rows))]
         self.tokens = sum(int(mask.sum()) for *_, mask in self.rows)
