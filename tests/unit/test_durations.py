@@ -6,7 +6,7 @@ import json
 
 from tests.conftest import DURATIONS, HERE
 
-LIMITS = {"loop": 120.0, "simulated_gpu": 90.0, "": 20.0}  # seconds of a test without the marker `nightly`, by folder
+LIMITS = {"loop": 120.0, "simulated_gpu": 90.0, "": 30.0}  # seconds of a test without the marker `nightly`, by folder
 
 
 def test_no_test_takes_long_and_every_recorded_file_exists() -> None:
