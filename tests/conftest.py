@@ -138,8 +138,8 @@ def freeze_garbage_collection() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def end_stack_after_complete_runs(request: pytest.FixtureRequest) -> None:
     """End the process that complete runs share (tests/loop/stack.py) before other tests: it keeps engines in memory,
-    and the fork server that it was forked from cannot be stopped before it. A fork server that other tests start does
-    not import what the engines' server did."""
+    and the fork server that it was forked from cannot be stopped before it. A fork server of other tests does not
+    preload the modules of the engines' server."""
     stack = sys.modules.get("tests.loop.stack")
     if stack and folder_of(request.node) not in STACK:
         stack.STACK.close()

@@ -27,8 +27,7 @@ REMOVED_KEYS = {
     "roles.referee": "the solution with the largest share of votes is the answer",
     "roles.verifier_of_verifiers": "raise evolving.votes for reliable votes",
 }
-"""Removed key or section -> its replacement, or what always happens. Saved configurations
-may contain it."""
+"""Removed key or section -> its replacement, or what always happens. Saved configurations may contain it."""
 RENAMED_PRESETS = {"algorithm=trpo_dual": "algorithm=reference_kl_dual"}
 """Old preset -> new preset. Saved configurations have the keys of a preset, not its name."""
 

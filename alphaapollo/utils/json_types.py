@@ -1,4 +1,5 @@
-"""Types of parsed JSON and chat messages, and conversions to JSON. All modules import it: it imports nothing large."""
+"""Types of parsed JSON and of chat messages, and conversions to JSON. This module is imported everywhere, so it imports
+nothing large."""
 
 from __future__ import annotations
 

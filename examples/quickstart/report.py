@@ -54,9 +54,9 @@ def main() -> None:
 The quickstart took {args.seconds} s and wrote to {args.out}. To try next, besides the commands above:
 
   source .venv/bin/activate                                    # once in a shell
-  python -m alphaapollo.trainer.main_ppo --config-dir examples/quickstart --config-name grpo \\
-      algorithm.adv_estimator=rloo trainer.experiment_name=rloo   # the same with RLOO: takes minutes again
-  python -m alphaapollo.config explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")
+  alphaapollo rl --config examples/quickstart/grpo.yaml algorithm.adv_estimator=rloo \\
+      trainer.experiment_name=rloo   # the same with RLOO: takes minutes again
+  alphaapollo explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")
 
 
 if __name__ == "__main__":

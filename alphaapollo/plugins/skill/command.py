@@ -14,7 +14,7 @@ SKILL = Path(__file__).with_name("SKILL.md")
 
 @report_refusals
 def main(argv: Sequence[str]) -> int:
-    """Print or install the skill. A file that is there is replaced, because it is that of another version."""
+    """Print or install the skill. An existing file is replaced, because it may be that of another version."""
     parser = make_parser("skill")
     parser.add_argument("action", nargs="?", choices=["install"], help="write the file; without it, print the file")
     parser.add_argument(

@@ -124,7 +124,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
         "FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
     )
-    earlier = {name: read_curve(query.database, run.id, name, name).values.tolist() for name, _ in run.headline}
+    firsts = {name: read_curve(query.database, run.id, name, name).values[:1].tolist() for name, _ in run.headline}
     # rollouts/ has a file for each (kind, step).
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
@@ -132,7 +132,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "names": names,
         "chosen": options.getlist("metric") or chosen,
         "constants": constants,
-        "values": [(name, value, next(iter(earlier[name]), None)) for name, value in run.headline],
+        "values": [(name, value, next(iter(firsts[name]), None)) for name, value in run.headline],
         "steps": steps,
         "extremes": _list_extremes(query, run, steps[0]) if steps else [],
         "kind_names": KIND_NAMES,

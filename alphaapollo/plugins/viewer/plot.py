@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
-from alphaapollo.observability.curve import plot_curves, plot_run, read_curves, save_figure
+from alphaapollo.config.metrics import describe_axis
+from alphaapollo.observability.curve import plot_curves, plot_curves_as_figure, read_curves, save_figure
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.utils.hub import expand_home
 
@@ -22,8 +23,10 @@ def plot(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     path = options.run / "metrics.jsonl" if options.run.is_dir() else options.run
-    text = plot_curves(read_curves(path, options.metrics))
+    curves = read_curves(path, options.metrics)
+    text = plot_curves(curves)
     if options.figure:
-        save_figure(plot_run(path, options.metrics, str(options.run)), options.figure)
+        figure = plot_curves_as_figure(curves, str(options.run), y_label=describe_axis(curves))
+        save_figure(figure, options.figure)
     Terminal(highlight=False).print(text, soft_wrap=True)
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.plugins.skill.command import SKILL, main
+from alphaapollo.plugins.skill.command import main
 
 
 def test_the_skill_is_printed_and_installed(
@@ -21,10 +21,3 @@ def test_the_skill_is_printed_and_installed(
         assert Path(folder, "alphaapollo", "SKILL.md").read_text() == printed
     fields = yaml.safe_load(printed.split("---\n")[1])
     assert fields["name"] == "alphaapollo" and 0 < len(fields["description"]) <= 1024
-    assert len(SKILL.read_text().splitlines()) < 500
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    assert main(["install", str(tmp_path / "file")]) == 2
-    assert "file" in capsys.readouterr().err
