@@ -1,5 +1,4 @@
-"""Types of parsed JSON and of chat messages, and conversions to JSON. This module is imported everywhere, so it imports
-nothing large."""
+"""Types of parsed JSON and chat messages, conversions to JSON; imported everywhere, so nothing large is imported here."""
 
 from __future__ import annotations
 
