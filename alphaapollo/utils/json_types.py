@@ -1,4 +1,4 @@
-"""Types of parsed JSON and chat messages, conversions to JSON; imported everywhere, so nothing large is imported here."""
+"""Types of parsed JSON and chat messages, and conversions to JSON. Imported everywhere, so it imports nothing large."""
 
 from __future__ import annotations
 
