@@ -29,6 +29,8 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
+gc.disable()  # until the tests are collected, which takes a fifth less time
+
 # No deadline per example, because machines may be busy; pytest's timeouts still apply. Examples are the same in every
 # run. tests.fuzz.check and tests.invariance.check draw new ones.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
@@ -64,10 +66,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests/loop with `loop`, tests/gpu with `gpu` and CORE with `core`. Skip tests/gpu without a CUDA device."""
+    gc.enable()
+    core = {path: any(path.is_relative_to(HERE / name) for name in CORE) for path in {item.path for item in items}}
     for item in items:
         if (folder := folder_of(item)) in STACK:
             item.add_marker(folder)
-        if any(item.path.is_relative_to(HERE / name) for name in CORE):
+        if core[item.path]:
             item.add_marker("core")
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items:

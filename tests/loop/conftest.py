@@ -1,7 +1,7 @@
 """Complete runs on the real stack with a tiny model, each in its own process with a deadline.
 
-A run with `trainer.controller=local` is forked from one warm process (warm.py) and takes seconds. Use it unless the
-test is about processes. Every other run starts like a user's command.
+A run is forked from one warm process (warm.py), and with `trainer.controller=local` it takes seconds: use it unless the
+test is about processes. With `warm=False`, a run starts like a user's command.
 """
 
 from __future__ import annotations
@@ -195,14 +195,14 @@ class Runner:
         given = {override.split("=")[0] for override in overrides}
         return [*(f"{key}={value}" for key, value in self.sizes(name).items() if key not in given), *overrides]
 
-    def start(self, *overrides: str, name: str = "run", warm: bool | None = None) -> Program:
+    def start(self, *overrides: str, name: str = "run", warm: bool = True) -> Program:
         program = Program(
             self.module,
             self.words(overrides, name),
             output=self.out / f"output_{len(self.programs)}.txt",
             environment=os.environ | CANARY | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
             folder=ROOT,
-            warm="trainer.controller=local" in overrides if warm is None else warm,
+            warm=warm,
         )
         self.programs.append(program)
         return program
@@ -234,9 +234,9 @@ class Runner:
             pytest.fail(f"not done within {DEADLINE} s:\n{program.printed[-4000:]}")
         return FinishedRun(code, program.printed, self.out / "test" / name)
 
-    def run(self, *overrides: str, name: str = "run") -> FinishedRun:
+    def run(self, *overrides: str, name: str = "run", warm: bool = True) -> FinishedRun:
         """Run to the end. A failed run shows its output."""
-        done = self.finish(self.start(*overrides, name=name), name)
+        done = self.finish(self.start(*overrides, name=name, warm=warm), name)
         assert done.code == 0, done.output[-6000:]
         return done
 

@@ -131,7 +131,7 @@ STACK = Stack()
 class OnStack:
     """Mixin for a Runner whose commands run on the stack, with `trainer.controller=local`."""
 
-    def start(self: Any, *overrides: str, name: str = "run", warm: bool | None = None) -> FinishedRun:
+    def start(self: Any, *overrides: str, name: str = "run", warm: bool = True) -> FinishedRun:
         """Run the command to its end."""
         return self.call(self.module, self.words(("trainer.controller=local", *overrides), name), name)
 

@@ -49,11 +49,35 @@ def wait_for_checkpoint(ppo: Runner, step: int) -> Path:
     return folder
 
 
+def list_listening_sockets(processes: Mapping[int, str]) -> list[tuple[str, Any]]:
+    """Return (command, address) of the sockets that accept connections or datagrams."""
+    listening = []
+    for pid, line in processes.items():
+        with suppress(psutil.NoSuchProcess):
+            sockets = psutil.Process(pid).net_connections("inet")
+            listening += [(line, socket.laddr) for socket in sockets if not socket.raddr]
+    return listening
+
+
+def check_processes_of_ray(ppo: Runner) -> None:
+    """They are not reachable from other machines, and workers have the driver's priority and one memory arena."""
+    processes = processes_of(ppo)
+    workers = [psutil.Process(pid) for pid, line in processes.items() if "ray::" in line]
+    assert {worker.nice() for worker in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert all(ONE_ARENA.items() <= worker.environ().items() for worker in workers)
+    lines = " ".join(processes.values())
+    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some processes
+    listening = list_listening_sockets(processes)
+    assert all(any(name in line for line, _ in listening) for name in ("PolicyActor", "raylet", "gcs_server"))
+    assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
+
+
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
 def test_signals(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     """To the driver and then to its process group, as by `timeout`, or also to every process of the run, as by Slurm.
-    Only the former can save. test_saves_behind.py shows it without Ray."""
+    Only the former can save. test_saves_behind.py shows it without Ray, test_async.py a kill of a driver on Ray."""
     program = start_run(ppo, RAY, FAKE, "trainer.save_on_signal=true")
+    check_processes_of_ray(ppo)
     others = [pid for pid in processes_of(ppo) if to_all and pid != program.pid]
     if number != signal.SIGINT:  # a second Ctrl-C ends the saving
         program.signal(number)
@@ -72,16 +96,6 @@ def test_signals(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callabl
     leaves_nothing()
 
 
-def list_listening_sockets(processes: Mapping[int, str]) -> list[tuple[str, Any]]:
-    """Return (command, address) of the sockets that accept connections or datagrams."""
-    listening = []
-    for pid, line in processes.items():
-        with suppress(psutil.NoSuchProcess):
-            sockets = psutil.Process(pid).net_connections("inet")
-            listening += [(line, socket.laddr) for socket in sockets if not socket.raddr]
-    return listening
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_without_ray_is_not_reachable_from_other_machines(
     engine: str, ppo: Runner, leaves_nothing: Callable[[], None]
@@ -96,24 +110,6 @@ def test_a_run_without_ray_is_not_reachable_from_other_machines(
         sockets = [one.laddr for each in (scheduler, scheduler.parent()) for one in each.net_connections("unix")]
         paths = [Path(path) for path in sockets if path and Path(path).is_socket()]
         assert paths and not [path for path in paths if path.stat().st_mode & 0o077], (paths, sockets)
-    program.signal(signal.SIGKILL)
-    program.wait()
-    leaves_nothing()
-
-
-def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """During the run, its processes are not reachable from other machines, and its workers have the driver's priority
-    and one memory arena."""
-    program = start_run(ppo, RAY, VLLM)
-    processes = processes_of(ppo)
-    workers = [psutil.Process(pid) for pid, line in processes.items() if "ray::" in line]
-    assert {worker.nice() for worker in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}
-    assert all(ONE_ARENA.items() <= worker.environ().items() for worker in workers)
-    lines = " ".join(processes.values())
-    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some processes
-    listening = list_listening_sockets(processes)
-    assert all(any(name in line for line, _ in listening) for name in ("PolicyActor", "raylet", "gcs_server"))
-    assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
     program.signal(signal.SIGKILL)
     program.wait()
     leaves_nothing()

@@ -55,7 +55,7 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     stack = StackRunner(task, runner.out)
     stack.run(*settings, "trainer.total_training_steps=2", name="parts")
     four = ("trainer.total_training_steps=4", "trainer.profile_steps=[4]", "trainer.record_steps=[4]")
-    parts = runner.run(*settings, *four, name="parts")
+    parts = runner.run(*settings, *four, name="parts", warm=False)
     wait_until_nothing_is_left(runner)
     yield Resumed(stack, settings, whole, parts)
     runner.close()

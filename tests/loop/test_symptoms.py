@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SymptomRuns:
 
 def test_a_symptom_after_a_short_warm_up(runs: SymptomRuns) -> None:
     """The model has learned the form of answers, which the reward function does not read."""
-    runs.run(WARM_UP, "trainer.total_training_steps=100")
+    runs.run(WARM_UP, "trainer.total_training_steps=50")
     sizes = ("trainer.total_training_steps=2", "data.train_batch_size=8", "trainer.val_before_train=False")
     runs.check("answers_are_not_read", *sizes)
 
