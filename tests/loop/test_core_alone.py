@@ -72,5 +72,5 @@ def test_every_module_is_imported_and_missing_plugins_are_named(core: Path, ppo:
 
 def test_tests_of_the_core_are_collected_and_those_of_its_commands_pass(core: Path) -> None:
     (core / "conftest.py").write_text(SELECT)
-    words = ("-p", "no:cacheprovider", "--rootdir", "..", "-c", "../pyproject.toml", "../tests")
+    words = ("--assert=plain", "-p", "no:cacheprovider", "--rootdir", "..", "-c", "../pyproject.toml", "../tests")
     assert " passed" in run(core, sys.executable, "-m", "pytest", "-q", *words)

@@ -46,8 +46,8 @@ def words_of(task: Task, pairs: Path, out: Path, *overrides: str, name: str = "r
 
 def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name: str = "run") -> FinishedRun:
     """Run main_dpo or main_rm to the end."""
-    words, warm = words_of(task, pairs, out, *overrides, name=name), "trainer.controller=ray" not in overrides
-    program = Program(f"alphaapollo.trainer.{command}", words, out / "output.txt", dict(os.environ), ROOT, warm)
+    words = words_of(task, pairs, out, *overrides, name=name)
+    program = Program(f"alphaapollo.trainer.{command}", words, out / "output.txt", dict(os.environ), ROOT, warm=True)
     code = program.wait(DEADLINE)
     if code is None:
         program.signal(signal.SIGKILL)

@@ -19,7 +19,7 @@ from tests.loop.conftest import (
 from tests.loop.stack import OnStack, StackRunner
 from tests.loop.warm import Program
 
-PROMPTS, SAMPLES = 64, 4
+PROMPTS, SAMPLES = 24, 4
 
 
 class GenerationRunner(Runner):
@@ -30,6 +30,7 @@ class GenerationRunner(Runner):
     def sizes(self, name: str) -> dict[str, Any]:
         return {
             "data.path": self.task.data / "train.parquet",
+            "data.max_samples": PROMPTS,
             "data.n_samples": SAMPLES,
             "data.max_prompt_length": 32,
             "data.max_response_length": 32,
@@ -83,7 +84,7 @@ def test_resume_after_kill_equals_uninterrupted_run(generation: GenerationRunner
     assert 3 <= finished < PROMPTS, "killed in the middle"
     assert not (results.parent / "summary.json").exists()
     with results.open("a") as file:  # as if the kill had come while a line was written
-        file.write('{"step": 0, "prompt_id": 63, "sample": 0, "data_so')
+        file.write('{"step": 0, "prompt_id": 23, "sample": 0, "data_so')
 
     parts = generation.run(name="parts")  # on Ray
     wait_until_nothing_is_left(generation)

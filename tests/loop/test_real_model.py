@@ -29,7 +29,7 @@ END = 2  # <|im_end|>
 
 @pytest.fixture
 def runner(smollm2: Path, tmp_path: Path) -> Iterator[Runner]:
-    make_data(tmp_path / "train.parquet", 16, TRAIN_TOPICS)
+    make_data(tmp_path / "train.parquet", 4, TRAIN_TOPICS)
     make_data(tmp_path / "val.parquet", 16, HELD_OUT_TOPICS)
     started = Runner(Task(smollm2, tmp_path), tmp_path)
     yield started
@@ -45,7 +45,7 @@ def test_an_iteration_of_grpo(runner: Runner) -> None:
         "actor_rollout_ref.rollout.temperature=0.7",
         "data.max_prompt_length=80",
         "data.max_response_length=24",
-        "data.train_batch_size=8",
+        "data.train_batch_size=4",
         "trainer.total_training_steps=1",
         "trainer.save_freq=-1",
         "trainer.export_hf=false",
