@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.cli.main import main
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Prompt, Score, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
@@ -172,10 +173,13 @@ def test_a_component_that_replaces_the_accuracy_is_found(tmp_path: Path, capsys:
 def test_half_of_the_iterations_is_the_most_that_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write_scores(tmp_path, lambda step, sample: Score(float(sample % 2)), 0.5)
+    def score(step: int, sample: int) -> Score:
+        return make_failed_score("no grader") if sample == 3 else Score(float(sample % 2))
+
+    run = write_scores(tmp_path, score, 0.5)
     for words, last in ([], 9), (["--last", "2"], 11), (["--last", "99"], 7):
         assert main(["audit", str(run), *words, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["last"] == {"from": last, "to": 12, "answers": 48 * (13 - last)}
+        assert json.loads(capsys.readouterr().out)["last"] == {"from": last, "to": 12, "answers": 36 * (13 - last)}
     for step in range(2, 13):
         (run / f"rollouts/step_{step:06d}.jsonl").unlink()
     assert audit(capsys, run) == []  # nothing to compare with

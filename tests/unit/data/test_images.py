@@ -29,7 +29,7 @@ PIXELS = [  # image, options of its file, RGB value of its first pixel
     (Image.new("RGB", (1, 1), (1, 2, 3)), {}, (1, 2, 3)),
     (Image.new("1", (1, 1), 1), {}, (255, 255, 255)),
     (Image.new("CMYK", (8, 8), (0, 0, 0, 255)), {"file_format": "TIFF"}, (0, 0, 0)),
-    (Image.fromarray(np.array([[0x8080]], dtype=np.uint16)), {}, (128, 128, 128)),  # Pillow alone gives 255
+    (Image.fromarray(np.array([[0xFEFF]], dtype=np.uint16)), {}, (254, 254, 254)),  # Pillow alone gives 255
     (make_palette(), {"transparency": 1}, (255, 255, 255)),
     (Image.new("RGBA", (1, 1), (0, 0, 0, 0)), {}, (255, 255, 255)),  # transparent on white
     (Image.new("RGBA", (1, 1), (5, 6, 7, 255)), {}, (5, 6, 7)),

@@ -146,13 +146,16 @@ def test_an_untagged_text_is_the_action_unless_it_is_discrete():
 
 
 @pytest.mark.parametrize(
-    ("info", "accuracy"), [({}, None), ({"accuracy": 0.25}, 0.25), ({"success": np.bool_(True)}, 1.0)]
+    ("info", "accuracy"),
+    [({}, None), ({"accuracy": 0.25, "success": 1}, 0.25), ({"success": np.bool_(True), "is_success": 0}, 0.0)],
 )
 def test_info_gives_the_accuracy_also_at_a_limit(info, accuracy):
     made, _ = start(Game(info=info))
     done = asyncio.run(made.step("1"))
     assert done.score.accuracy == accuracy and done.reward == 1.0
     assert asyncio.run(made.score_at_limit()) == Score(0.0, {} if accuracy is None else {"accuracy": accuracy})
+    info.clear()  # the next step does not say
+    assert asyncio.run(made.step("1")).score == asyncio.run(made.score_at_limit()) == Score(0.0)
 
 
 def test_start_plays_an_episode():

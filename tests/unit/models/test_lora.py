@@ -35,6 +35,11 @@ def test_only_the_named_layers_get_adapters(model_folder) -> None:
     ]
 
 
+def test_alpha_scales_the_adapter(model_folder) -> None:
+    model = load(model_folder("llama"), lora_alpha=6)  # of rank 4
+    assert {layer.scaling["default"] for layer in get_lora_layers(model).values()} == {1.5}
+
+
 def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
     adapted = {get_base_parameter_name(name) for name in get_lora_layers(load(model_folder("llama")))}
     plain = load_trainable_lm(Model(path=str(model_folder("llama"))), "padded", None, seed=0).named_modules()

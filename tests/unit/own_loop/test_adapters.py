@@ -118,6 +118,8 @@ def test_the_version_to_sample_with(tmp_path: Path) -> None:
     first = find(adapters, kept, engines)
     assert first == find(adapters, tmp_path / "x" / ".." / "kept", engines) and engines.loaded == [first]
     assert first and first.version > version.version  # no two folders have the same version
+    (kept / "adapter_model.safetensors").touch()  # the folder has other weights
+    assert find(adapters, kept, engines) == engines.loaded[-1] != first
     for error, kind in ((EngineError("no file"), ValueError), (WorkerDied("core", "rollout"), WorkerDied)):
         with pytest.raises(kind, match=str(error)):
             find(adapters, tmp_path / "gone", Engines(error))

@@ -22,6 +22,7 @@ WRONG_FORMAT = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
 RESULTS = [
     ({"reward": 0.7, "accuracy": 1, "format": 0}, Score(0.7, {"accuracy": 1.0, "format": 0.0})),
     ({"accuracy": 1.0, "format": 0.5}, Score(1.5, {"accuracy": 1.0, "format": 0.5})),  # summed
+    ({"reward": 0.7, "format": 0}, Score(0.7, {"format": 0.0})),  # .7 is no accuracy
     (WRONG_FORMAT, WRONG_FORMAT),
     (FAILED, replace(FAILED, reward=pytest.approx(math.nan, nan_ok=True))),
 ]
