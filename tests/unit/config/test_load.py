@@ -83,6 +83,7 @@ def own(tmp_path: Path) -> Path:
     for name, text in {
         "mine": "defaults: [ppo, _self_]\nalgorithm: {adv_estimator: grpo, gamma: 0.5}\n",
         "plain": "trainer: {seed: 5}\n",
+        "selfless": "defaults: [algorithm: dapo]\nalgorithm: {adv_estimator: rloo, gamma: 0.5}\n",
         "picked": "defaults: [ppo, algorithm: dapo, _self_]\nenv: {rollout: {n: 2}}\n",
         "algorithm/own": "# @package _global_\nalgorithm: {lam: 0.25}\n",
         "wrong": "data: {train_filez: a, seed: '8'}\ncritic: 3\nfoo: {bar: 1}\n",
@@ -103,6 +104,11 @@ def test_own_folder_is_searched_first_and_builds_on_the_shipped_one(own: Path):
 def test_a_yaml_without_a_defaults_list_still_has_every_key(own: Path):
     config = load("--config-dir", str(own), "--config-name", "plain", "trainer.nnodes=2", "algorithm=dapo")
     assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 2, True)
+
+
+def test_presets_of_a_yaml_without_self_override_it(own: Path):
+    algorithm = load("--config-dir", str(own), "--config-name", "selfless").algorithm
+    assert (algorithm.adv_estimator, algorithm.gamma) == ("grpo", 0.5)
 
 
 def test_command_line_preset_overrides_the_yaml_or_replaces_its_preset(own: Path):

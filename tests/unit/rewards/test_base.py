@@ -30,7 +30,8 @@ RESULTS = [
 
 @pytest.mark.parametrize(("result", "score"), RESULTS)
 def test_dicts_and_scores(result, score):
-    assert convert_to_score(result) == score
+    found = convert_to_score(result)
+    assert (found, found.accuracy) == (score, score.accuracy)
 
 
 REJECTED = [
