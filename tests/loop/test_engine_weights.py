@@ -16,6 +16,7 @@ from alphaapollo.types import Sampling
 from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES, PROBE, Session, checkpoint, make_model, start_engine
 
 ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}
+UNTIED = {"vocab_size": 300, "attention_bias": True, "tie_word_embeddings": False}
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,7 @@ ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias":
         ("Llama", {"vocab_size": 300, "tie_word_embeddings": False}, {}),  # the engine pads 300 to 320
         ("Qwen3Moe", {"tie_word_embeddings": True, "moe_intermediate_size": 48}, {}),  # padded to 64 for its kernel
         ("Llama", ONE_KEY_HEAD, {"tensor_model_parallel_size": 2}),  # only one of two ranks adds the biases
-        *(("Llama", {"vocab_size": 300, "attention_bias": True}, {"name": name}) for name in PLUGIN_ENGINES),
-        *(("Qwen3Moe", {"tie_word_embeddings": False}, {"name": name}) for name in PLUGIN_ENGINES),
+        *(("Qwen3Moe", UNTIED, {"name": name}) for name in PLUGIN_ENGINES),
     ],
 )
 def test_published_weights_are_loaded_and_used(
