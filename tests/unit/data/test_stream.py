@@ -1,14 +1,17 @@
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from alphaapollo.config.schema.data import TrainingFiles
+from alphaapollo.data.mixture import describe_mixture, make_stream
 from alphaapollo.data.stream import PromptStream, WeightedFileStream, choose_rows
 
 STREAMS = {
     "prompts in order": lambda seed, **start: PromptStream(7, seed, shuffle=False, **start),
     "prompts": lambda seed, **start: PromptStream(7, seed, shuffle=True, **start),
-    "files in order": lambda seed, **start: WeightedFileStream([2, 4], [2.0, 0.5], seed, shuffle=False, **start),
-    "files": lambda seed, **start: WeightedFileStream([5, 7], [1.0, 2.5], seed, shuffle=True, **start),
+    "files in order": lambda seed, **start: WeightedFileStream([2, 4], [0.7, 0.3], seed, shuffle=False, **start),
+    "files": lambda seed, **start: WeightedFileStream([5, 7], [0.2, 0.8], seed, shuffle=True, **start),
 }
 
 
@@ -49,16 +52,42 @@ def test_the_first_rows_without_shuffling_and_all_where_there_are_no_more():
 
 
 def test_a_mixture_in_order_of_the_files():
-    """An epoch: the first file twice, half of the second; the next epoch has its other half."""
-    stream = WeightedFileStream([2, 4], [2.0, 0.5], seed=0, shuffle=False)
-    assert stream.num_prompts == 6
+    """An epoch: two thirds of the first file, i.e. two passes; the next epoch has the other half of the second."""
+    stream = WeightedFileStream([2, 4], [0.67, 0.33], seed=0, shuffle=False)
+    assert (stream.num_prompts, stream.quotas) == (6, [4, 2])
     assert stream.prompt_indices(0, 12) == [0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]
 
 
-def test_weights_are_passes_per_epoch():
-    stream = WeightedFileStream([10, 40, 3], [3.0, 0.25, 1.0], seed=1, shuffle=True)
-    epochs = [Counter(stream.prompt_indices(epoch * 43, 43)) for epoch in range(4)]
-    for epoch in epochs:
-        assert all(epoch[index] == 3 for index in range(10)) and all(epoch[index] == 1 for index in range(50, 53))
-        assert sum(epoch[index] for index in range(10, 50)) == 10
-    assert all(sum(epoch[index] for epoch in epochs) == 1 for index in range(10, 50))
+@pytest.mark.parametrize(
+    ("sizes", "shares", "quotas"),
+    [
+        ([100, 900], [0.7, 0.3], [700, 300]),
+        ([7, 7, 7], [0.333] * 3, [7, 7, 7]),
+        ([3, 5, 2], [0.1, 0.4, 0.5], [1, 4, 5]),
+    ],
+)
+def test_weights_are_shares_of_the_prompts(sizes, shares, quotas):
+    """Of each file, every row comes before one comes again."""
+    stream, total = WeightedFileStream(sizes, shares, seed=1, shuffle=True), sum(sizes)
+    counts, starts = Counter[int](), np.cumsum([0, *sizes])
+    for epoch in range(4):
+        drawn = stream.prompt_indices(epoch * total, total)
+        assert np.histogram(drawn, starts)[0].tolist() == stream.quotas == quotas
+        counts.update(drawn)
+        for first, size in zip(starts, sizes, strict=False):
+            of_file = [counts[index] for index in range(first, first + size)]
+            assert max(of_file) - min(of_file) <= 1
+
+
+def test_shares_are_checked_with_the_sizes_of_the_files():
+    data = TrainingFiles(train_files=["a.jsonl", "b.jsonl"], source_weights=[1.0, 0.25])
+    error = "weights=.1.0,0.25.: the shares .* Set .0.8,0.2., or, if these are passes over each file, .0.667,0.333."
+    with pytest.raises(ValueError, match=error):
+        make_stream(data, {0: 10, 1: 20}, seed=0)
+    data = data.model_copy(update={"source_weights": [0.99, 0.01]})
+    with pytest.raises(ValueError, match="an epoch of 30 prompts has none of b"):
+        make_stream(data, {0: 10, 1: 20}, seed=0)
+    with pytest.raises(ValueError, match="has a weight for b, but"):
+        make_stream(data, {0: 10, 1: 0}, seed=0)
+    plan = describe_mixture(data, {0: 10, 1: 20}, epochs=2.0)
+    assert plan == {"  a": "10 rows, 99% of the prompts, 5.94 passes", "  b": "20 rows, 1% of the prompts, 0.03 passes"}
