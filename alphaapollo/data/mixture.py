@@ -20,26 +20,19 @@ def make_stream(
     key = f"data.source_weights={format_value(data.source_weights)}"
     if abs(sum(data.source_weights) - 1) > 0.01:  # not in the configuration's checks: an old one may have passes
         passes = [data.source_weights[file] * size for file, size in file_sizes.items()]
-        shares, of_passes = map(_format_shares, (data.source_weights, passes))
         raise ValueError(
-            f"{key}: the shares of the trained prompts must sum to 1. Set {shares}, or, if these are passes over each "
-            f"file, {of_passes}."
-        )
-    empty = next((file for file, size in file_sizes.items() if not size), None)
-    if empty is not None:
-        raise ValueError(
-            f"data.source_weights has a weight for {make_source_names(data.train_files)[empty]}, but the limits of "
-            "length and number (data.truncation, data.train_max_samples) exclude all of its rows. Raise the limits, or "
-            "remove the file and its weight."
+            f"{key}: the shares of the trained prompts must sum to 1. Set {_format_shares(data.source_weights)}, or, if "
+            f"these are passes over each file, {_format_shares(passes)}."
         )
     weights = [data.source_weights[file] for file in file_sizes]
     stream = WeightedFileStream([*file_sizes.values()], weights, seed, data.shuffle, start)
-    if 0 in stream.quotas:
-        file = list(file_sizes)[stream.quotas.index(0)]
-        raise ValueError(
-            f"{key}: an epoch of {stream.num_prompts} prompts has none of {make_source_names(data.train_files)[file]}. "
-            "Raise its share, or remove the file and its share."
-        )
+    for (file, size), quota in zip(file_sizes.items(), stream.quotas, strict=True):
+        if not size or not quota:
+            raise ValueError(
+                f"{key}: {make_source_names(data.train_files)[file]} has {size} rows and {quota} of the "
+                f"{stream.num_prompts} prompts of an epoch. Raise the limits (data.truncation, data.train_max_samples) "
+                "or the share, or remove the file and its share."
+            )
     return stream
 
 
@@ -51,8 +44,9 @@ def describe_mixture(data: TrainingFiles, file_sizes: Mapping[int, int], epochs:
     for file, name in enumerate(names):
         size = file_sizes[file]
         share = data.source_weights[file] if data.source_weights else size / total
-        passes = share * total * epochs / max(size, 1)
-        lines[f"  {name}"] = f"{size} rows, {share:.0%} of the prompts, {passes:.2f} passes"
+        lines[f"  {name}"] = (
+            f"{size} rows, {share:.0%} of the prompts, {share * total * epochs / max(size, 1):.2f} passes"
+        )
     return lines
 
 

@@ -29,7 +29,6 @@ class PromptStream:
     first epoch begins at position `start` of the training run: 0, or the position at which the data has changed."""
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
-        assert num_prompts > 0
         self.num_prompts, self._start = num_prompts, start
         self._seed, self._shuffle = seed, shuffle
         self._order = lru_cache(maxsize=2)(self._epoch_order)
@@ -49,8 +48,7 @@ class PromptStream:
 class WeightedFileStream:
     """Endless sequence of example indices from several weighted files, counted through all files. An epoch contains as
     many examples as the files have, and of each file its share of them, weight / sum of the weights, rounded to whole
-    examples and shuffled together. Each file continues with the examples that the previous epoch did not reach, and
-    begins again, in another order, after its last one."""
+    examples and shuffled together. The next epoch continues with the examples that were not reached."""
 
     def __init__(
         self, file_sizes: Sequence[int], file_weights: Sequence[float], seed: int, shuffle: bool, start: int = 0
