@@ -21,7 +21,7 @@ def make_stream(
     if abs(sum(data.source_weights) - 1) > 0.01:  # not in the configuration's checks: an old one may have passes
         passes = [data.source_weights[file] * size for file, size in file_sizes.items()]
         raise ValueError(
-            f"{key}: the shares of the trained prompts must sum to 1. Set {_format_shares(data.source_weights)}, or, if "
+            f"{key}: shares of the trained prompts must sum to 1. Set {_format_shares(data.source_weights)} or, if "
             f"these are passes over each file, {_format_shares(passes)}."
         )
     weights = [data.source_weights[file] for file in file_sizes]

@@ -81,7 +81,7 @@ def test_weights_are_shares_of_the_prompts(sizes, shares, quotas):
 
 def test_shares_are_checked_with_the_sizes_of_the_files():
     data = TrainingFiles(train_files=["a.jsonl", "b.jsonl"], source_weights=[1.0, 0.25])
-    error = "weights=.1.0,0.25.: the shares .* Set .0.8,0.2., or, if these are passes over each file, .0.667,0.333."
+    error = "weights=.1.0,0.25.: shares .* Set .0.8,0.2. or, if these are passes over each file, .0.667,0.333."
     with pytest.raises(ValueError, match=error):
         make_stream(data, {0: 10, 1: 20}, seed=0)
     data = data.model_copy(update={"source_weights": [0.99, 0.01]})
