@@ -32,5 +32,5 @@ def submit(kit: Kit, head: Machine, name: str, *words: str) -> FinishedRun:
     """Submit a job, which runs on the head."""
     script = ROOT / "scripts" / "cluster" / "ray_job.sh"
     address = f"http://{head.address}:8265"
-    process = head.start("bash", str(script), address, *kit.words(name, *words), log=name, **SETTINGS)
+    process = head.start("bash", str(script), address, "rl", *kit.words(name, *words), log=name, **SETTINGS)
     return kit.done(head, name, process.wait())
