@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import indent
-from typing import IO
 
 from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
@@ -76,47 +75,40 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not (folders := find_tasks(options.folder)):
         raise ValueError(f"{options.folder} has no tasks, which are folders with the file task.toml. Correct the path.")
-    terminal, total, jobs = Terminal(highlight=False), len(folders), max(1, options.jobs)
-    terminal.write(f"checks {total} tasks, {jobs} at a time; each one is run {len(ATTEMPTS) + 2} times")
+    terminal, total, slots = Terminal(highlight=False), len(folders), asyncio.Semaphore(max(1, options.jobs))
     results, width = list[Checked](), max(len(folder.name) for folder in folders)
 
-    def show(one: Checked, file: IO[str] | None) -> None:
-        results.append(one)
-        rewards = f"solution {one.solution}, nothing {one.nothing}, attempts {one.attempts}" if one.solution else ""
-        terminal.write(f"{len(results):>{len(str(total))}}/{total} {one.task:{width}} {one.seconds:5.0f} s  {rewards}")
-        if one.problem:
-            terminal.write(f"{one.task}: {one.problem}")
-        if file:
-            file.write(json.dumps(asdict(one)) + "\n")
+    async def check_all() -> None:
+        with open(options.output or os.devnull, "w", buffering=1) as file:
 
-    with options.output.open("w", buffering=1) if options.output else nullcontext() as file:
-        asyncio.run(_check_all(folders, options.backend, options.rootfs, jobs, partial(show, file=file)))
+            async def check_and_show(folder: Path) -> None:
+                async with slots:
+                    one = await check_task(folder, options.backend, options.rootfs)
+                results.append(one)
+                file.write(json.dumps(asdict(one) | {"seconds": round(one.seconds, 1)}) + "\n")
+                line = f"{len(results):>{len(str(total))}}/{total} {one.task:{width}} {one.seconds:5.0f} s  "
+                line += (
+                    f"solution {one.solution}, nothing {one.nothing}, attempts {one.attempts}" if one.solution else ""
+                )
+                terminal.write(f"{line}\n{one.task}: {one.problem}" if one.problem else line)
+
+            await asyncio.gather(*map(check_and_show, folders))
+
+    terminal.write(f"checks {total} tasks, {options.jobs} at a time; each one is run {len(ATTEMPTS) + 2} times")
+    asyncio.run(check_all())
     num_good = sum(not one.problem for one in results)
     terminal.write(f"{num_good} of {total} tasks can be used.")
     return 0 if num_good == total else 1
 
 
-async def _check_all(
-    folders: Sequence[Path], backend: str, rootfs: str, jobs: int, show: Callable[[Checked], None]
-) -> None:
-    slots = asyncio.Semaphore(jobs)
-
-    async def check(folder: Path) -> None:
-        async with slots:
-            show(await check_task(folder, backend, rootfs))
-
-    await asyncio.gather(*map(check, folders))
-
-
 async def check_task(folder: Path, backend: str, rootfs: str = "") -> Checked:
     """Check a task in sandboxes of its own."""
 
-    async def run(act: Callable[[Trial], Awaitable[object]] | None, timeout: float = math.inf) -> Score:
+    async def run(act: Callable[[Trial], Awaitable[object]], timeout: float = math.inf) -> Score:
         """Return the score after what the agent did; NaN with a reason: there is none."""
         async with open_trial(folder, backend, rootfs) as trial:
             try:
-                if act is not None:
-                    await act(trial)
+                await act(trial)
                 return await trial.verify(timeout)
             except SandboxFailedError as error:
                 return Score(math.nan, reason=str(error))
@@ -134,7 +126,7 @@ async def check_task(folder: Path, backend: str, rootfs: str = "") -> Checked:
     try:
         secrets = await asyncio.to_thread(_list_secrets, folder)
         solution, start = await run(solve), time.monotonic()
-        nothing = await run(None)
+        nothing = await run(lambda _: asyncio.sleep(0))
         enough = 5 + 3 * (time.monotonic() - start)  # seconds for tests that hang
         for name in ATTEMPTS:
             scores[name] = await run(partial(attempt, name=name), enough if "without an end" in name else math.inf)
@@ -146,8 +138,7 @@ async def check_task(folder: Path, backend: str, rootfs: str = "") -> Checked:
         problems[:0] = [*failed, f"its solution gets no reward of 1, but {_explain(solution)}"]
     if nothing.reward != 0:
         problems.insert(0, f"an agent that does nothing gets no reward of 0, but {_explain(nothing)}")
-    seconds = round(time.monotonic() - begin, 1)
-    return Checked(folder.name, _show(solution), _show(nothing), kept, seconds, "\n".join(problems))
+    return Checked(folder.name, _show(solution), _show(nothing), kept, time.monotonic() - begin, "\n".join(problems))
 
 
 def _show(score: Score) -> str:

@@ -1,3 +1,4 @@
+import re
 from collections import Counter
 
 import numpy as np
@@ -80,14 +81,18 @@ def test_weights_are_shares_of_the_prompts(sizes, shares, quotas):
 
 
 def test_shares_are_checked_with_the_sizes_of_the_files():
-    data = TrainingFiles(train_files=["a.jsonl", "b.jsonl"], source_weights=[1.0, 0.25])
-    error = "weights=.1.0,0.25.: shares .* Set .0.8,0.2. or, if these are passes over each file, .0.667,0.333."
-    with pytest.raises(ValueError, match=error):
-        make_stream(data, {0: 10, 1: 20}, seed=0)
-    data = data.model_copy(update={"source_weights": [0.99, 0.01]})
-    with pytest.raises(ValueError, match="b has 20 rows and 0 of the 30 prompts"):
-        make_stream(data, {0: 10, 1: 20}, seed=0)
-    with pytest.raises(ValueError, match="b has 0 rows"):
-        make_stream(data, {0: 10, 1: 0}, seed=0)
+    data = TrainingFiles(train_files=["a.jsonl", "b.jsonl"])
+    for weights, size, error in (
+        ([1.0, 0.25], 20, "=[1.0,0.25]: shares of the trained prompts must sum to 1. Set [0.8,0.2] or, if these are "),
+        ([1.0, 0.25], 20, "passes over each file, [0.667,0.333]."),
+        ([0.99, 0.01], 20, "b has 20 rows and 0 of the 30 prompts"),
+        ([0.9, 0.1], 0, "b has 0 rows and 1 of the 10 prompts"),
+    ):
+        data = data.model_copy(update={"source_weights": weights})
+        with pytest.raises(ValueError, match=re.escape(error)):
+            make_stream(data, {0: 10, 1: size}, seed=0)
     plan = describe_mixture(data, {0: 10, 1: 20}, epochs=2.0)
-    assert plan == {"  a": "10 rows, 99% of the prompts, 5.94 passes", "  b": "20 rows, 1% of the prompts, 0.03 passes"}
+    assert plan == {
+        "  a": "10 rows, 90% of the prompts, 5.40 passes",
+        "  b": "20 rows, 10% of the prompts, 0.30 passes",
+    }
