@@ -40,8 +40,8 @@ def describe_mixture(data: TrainingFiles, file_sizes: Mapping[int, int], epochs:
     """Return one line per training file: number of rows, share of the trained prompts, and passes in the run; none for
     a single file."""
     lines, total = dict[str, str](), sum(file_sizes.values())
-    names = make_source_names(data.train_files) if len(file_sizes) > 1 else []
-    for file, name in enumerate(names):
+    names = make_source_names(data.train_files)
+    for file, name in enumerate(names if len(names) > 1 else []):
         size = file_sizes[file]
         share = data.source_weights[file] if data.source_weights else size / total
         lines[f"  {name}"] = (
