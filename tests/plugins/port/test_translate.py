@@ -115,11 +115,8 @@ def test_next_steps_name_what_is_left_to_the_user(tmp_path: Path, capsys: pytest
     script.write_text("swift sft --model m --dataset a b --interleave_prob 0.7 0.3")
     assert main(["port", str(script)]) == 0
     ported, steps = capsys.readouterr()
-    assert (
-        "data.train_files=[a,b]" in ported
-        and "data.source_weights=[0.7,0.3]" in ported
-        and "# 1. Save the new script: " in steps
-    )
+    assert "data.train_files=[a,b]" in ported and "data.source_weights=[0.7,0.3]" in ported
+    assert "# 1. Save the new script: " in steps
 
 
 def test_options_of_a_command_line():
