@@ -240,7 +240,7 @@ def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -
     return filtration.selects and (size is None or size > n) and n
 
 
-@requirement(TrainingFiles, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
+@requirement(TrainingFiles, "source_weights train_files", "there must be one share per file", "Add or remove shares")
 def files_lack_weights(data: TrainingFiles, context: CheckContext) -> object:
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
     return data.source_weights and len(data.source_weights) != len(files)

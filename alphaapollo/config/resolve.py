@@ -82,7 +82,8 @@ def resolve_inference_rollout(
     rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
 ) -> Rollout:
     """Choose the engines' number, dtype and CPU threads for a command without training, and disable sleep mode."""
-    rollout = resolve_rollout(rollout.model_copy(update={"nnodes": 0}), model, device, num_gpus)
+    engines = rollout.num_engines or (nnodes if device == "cpu" else None)
+    rollout = resolve_rollout(rollout.model_copy(update={"nnodes": 0, "num_engines": engines}), model, device, num_gpus)
     threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})

@@ -29,7 +29,6 @@ class PromptStream:
     first epoch begins at position `start` of the training run: 0, or the position at which the data has changed."""
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
-        assert num_prompts > 0
         self.num_prompts, self._start = num_prompts, start
         self._seed, self._shuffle = seed, shuffle
         self._order = lru_cache(maxsize=2)(self._epoch_order)
@@ -47,19 +46,21 @@ class PromptStream:
 
 
 class WeightedFileStream:
-    """Endless sequence of example indices from several weighted files, counted through all files. An epoch contains
-    round(size * weight) examples of each file, shuffled together. With a weight below 1, the next epoch continues with
-    the examples that the previous epoch did not reach."""
+    """Endless sequence of example indices from several weighted files, counted through all files. An epoch contains as
+    many examples as the files have, and of each file its share of them, weight / sum of the weights, rounded to whole
+    examples and shuffled together. The next epoch continues with the examples that were not reached."""
 
     def __init__(
         self, file_sizes: Sequence[int], file_weights: Sequence[float], seed: int, shuffle: bool, start: int = 0
     ):
-        self._quotas = [max(1, round(size * weight)) for size, weight in zip(file_sizes, file_weights, strict=True)]
-        self._slots = PromptStream(sum(self._quotas), seed, shuffle)
+        ends = np.cumsum(file_weights) / np.sum(file_weights) * sum(file_sizes)
+        self._quota_ends = np.rint(ends).astype(int)
+        self.quotas: list[int] = np.diff(self._quota_ends, prepend=0).tolist()
+        """Number of examples of each file in an epoch."""
+        self._slots = PromptStream(sum(file_sizes), seed, shuffle)
         self._sources = [
             PromptStream(size, derive_seed(seed, "source", number), shuffle) for number, size in enumerate(file_sizes)
         ]
-        self._quota_ends = np.cumsum(self._quotas)
         self._file_starts, self._start = np.cumsum([0, *file_sizes]), start
 
     @property
@@ -74,7 +75,7 @@ class WeightedFileStream:
     def _example_index(self, position: int) -> int:
         (slot,) = self._slots.prompt_indices(position, 1)
         source = int(np.searchsorted(self._quota_ends, slot, side="right"))
-        epoch, quota = position // self.num_prompts, self._quotas[source]
+        epoch, quota = position // self.num_prompts, self.quotas[source]
         first_slot = int(self._quota_ends[source]) - quota
         source_position = epoch * quota + slot - first_slot
         return int(self._file_starts[source]) + self._sources[source].prompt_indices(source_position, 1)[0]

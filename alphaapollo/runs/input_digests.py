@@ -37,6 +37,7 @@ class RunInputs:
 
     digests: Digests = field(default_factory=dict)
     data_start: int = 0  # position of the run at which the order of the present training data begins
+    weights_are_shares: bool = False  # False: an earlier version wrote it, with data.source_weights as passes per epoch
 
 
 def compute_input_digests(config: Section) -> Digests:

@@ -133,7 +133,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     that identifies a run or the training data has changed, or if there are only damaged checkpoints.
     """
     trainer, folder = config.trainer, config.trainer.folder
-    inputs = RunInputs(compute_input_digests(config) if digests is None else digests)
+    inputs = RunInputs(compute_input_digests(config) if digests is None else digests, weights_are_shares=True)
     if trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
     checkpoint, damaged = _find_undamaged_checkpoint(_list_resumable_checkpoints(config))
@@ -145,6 +145,8 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     changes = find_config_changes(config, run, earlier.digests, inputs.digests)
     if checkpoint is None:
         return StartPoint(folder, replaces_previous_run=True, inputs=inputs)
+    if not earlier.weights_are_shares and not trainer.resume_with_other_data:
+        _check_weights_have_changed(config, checkpoint, changes)
     progress, logged = read_progress(checkpoint), read_logged_steps(folder / "metrics.jsonl")
     start = StartPoint(folder, checkpoint, int(progress["step"]), tuple(changes), damaged, max(logged, default=0))
     position = int(progress.get("prompts_consumed") or progress.get("examples_consumed") or 0)
@@ -236,6 +238,16 @@ def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests,
             hints.append("To resume with the changed data, set trainer.resume_with_other_data=true.")
         raise ValueError(f"{folder} cannot be resumed with these changes: {', '.join(different)}. {' '.join(hints)}")
     return judged if is_own_run else [change for change in judged if change.key not in FOLDER_KEYS]
+
+
+def _check_weights_have_changed(config: TrainingConfig, checkpoint: Path, changes: Sequence[ConfigChange]) -> None:
+    weights, key = config.data.source_weights, "data.source_weights"
+    if weights and key not in {change.key for change in changes}:
+        raise ValueError(
+            f"{checkpoint}: {key}={format_value(weights)} were passes over each file per epoch; they are shares of the "
+            "trained prompts, which sum to 1. Set the shares in the run's plan.json (% of a batch), or "
+            "trainer.resume_with_other_data=true to use these values as shares."
+        )
 
 
 def check_folder_belongs_to_command(config: EvalConfig) -> None:

@@ -24,7 +24,7 @@ def run(kit: Kit) -> dict[str, Any]:
         expect(done, 0, "4 x process of 1 thread(s) on 2 node(s), FSDP2, sequence parallel 2")
         assert len(done.metrics) == 1 and done.metrics[0]["sync/probe_gap"] < 5e-5, done.metrics
         refused = submit(kit, head, "refused", *two, "actor_rollout_ref.actor.fsdp_config.fsdp_size=3")
-        expect(refused, 2, "fsdp_size=3: does not divide the trainer.n_gpus_per_node x trainer.nnodes = 4")
+        expect(refused, 2, "fsdp_size=3, trainer.n_gpus_per_node=2, trainer.nnodes=2: it must divide")
     return {"exit statuses": "0, 2", "probe_gap": done.metrics[0]["sync/probe_gap"]}
 
 
@@ -32,5 +32,5 @@ def submit(kit: Kit, head: Machine, name: str, *words: str) -> FinishedRun:
     """Submit a job, which runs on the head."""
     script = ROOT / "scripts" / "cluster" / "ray_job.sh"
     address = f"http://{head.address}:8265"
-    process = head.start("bash", str(script), address, *kit.words(name, *words), log=name, **SETTINGS)
+    process = head.start("bash", str(script), address, "rl", *kit.words(name, *words), log=name, **SETTINGS)
     return kit.done(head, name, process.wait())

@@ -43,7 +43,7 @@ def run(kit: Kit) -> dict[str, Any]:
         expect(done, 0, "2 x process of 1 thread(s) on 2 node(s)")
         assert len(done.metrics) == 1 and done.metrics[0]["sync/probe_gap"] < 5e-5, done.metrics
         refused = sbatch(kit, nodes, binaries, "refused", "actor_rollout_ref.actor.fsdp_config.fsdp_size=3")
-        expect(refused, 2, "fsdp_size=3: does not divide")
+        expect(refused, 2, "fsdp_size=3, trainer.n_gpus_per_node=1, trainer.nnodes=2: it must divide")
     return {"exit statuses": "0, 2", "probe_gap": done.metrics[0]["sync/probe_gap"]}
 
 

@@ -89,16 +89,16 @@ def weights(done: FinishedRun) -> bytes:
 def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
     both = f"[{sft.task.data / 'sft.parquet'},{sft.task.data / 'more.parquet'}]"
     (sft.task.data / "more.parquet").write_bytes((sft.task.data / "sft.parquet").read_bytes())
-    files = (f"data.train_files={both}", "data.source_weights=[1,0.25]", f"data.val_files={both}")
+    files = (f"data.train_files={both}", "data.source_weights=[0.8,0.2]", f"data.val_files={both}")
     done = sft.run(*files, "trainer.total_training_steps=8", "trainer.test_freq=4")
     check_first_and_last_lines(done, "view", "report", "chat")
-    assert "more 256 rows x 0.25, 20% of a batch" in " ".join(done.output.split()), done.output
+    assert "more 256 rows, 20% of the prompts, 0.05 passes" in " ".join(done.output.split()), done.output
     lines = done.metrics
     assert [line["step"] for line in lines] == list(range(1, 9))
-    assert lines[-1]["train/loss"] < lines[0]["train/loss"] and lines[-1]["train/epoch"] == 64 / 320
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"] and lines[-1]["train/epoch"] == 64 / 512
     assert lines[3]["val/loss"] > lines[7]["val/loss"] == lines[7]["val/loss/sft"] == lines[7]["val/loss/more"]
     plan, examples = read_run_plan(done.folder), read_examples(done.folder)
-    assert plan and plan.memory and plan.settings["steps"] == "8 of 8 examples, 0.20 epochs"
+    assert plan and plan.memory and plan.settings["steps"] == "8 of 8 examples, 0.12 epochs"
     assert len(examples) == 32 and all(row.parts[-1][1] for example in examples for row in example.rows)
 
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -51,7 +51,7 @@ class TrainingFiles(Chats):
     val_max_samples: CountOrMinusOne = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     source_weights: list[PositiveFloat] | None = None
-    """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
+    """Share of each of train_files in the trained prompts, e.g. [0.7,0.3]; null = one pass over each file per epoch."""
 
 
 class PromptData(Chats):

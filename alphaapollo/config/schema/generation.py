@@ -59,8 +59,8 @@ class GenerationTrainer(RunSettings):
     """auto = skip prompts whose samples are all in the run's results.jsonl; disable = start from scratch."""
     n_gpus_per_node: Annotated[PositiveInt, NEEDS_GPU] = 1
     """GPUs per node that engines use."""
-    nnodes: Annotated[PositiveInt, NEEDS_GPU] = 1
-    """Number of nodes."""
+    nnodes: PositiveInt = 1
+    """Number of nodes. On CPUs, each has one engine, unless rollout.num_engines is set."""
     controller: Annotated[Literal["ray", "local"], Requires(ActiveWhen("nnodes", 1), when="local")] = "ray"
     """ray = worker processes on any number of nodes; local = one node without Ray: one engine in this process, or
     several in forked processes."""

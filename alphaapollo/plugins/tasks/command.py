@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from textwrap import indent
 
 from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.plugins.tasks.folders import MAX_BYTES, find_tasks
-from alphaapollo.plugins.tasks.harbor import Trial, open_trial
+from alphaapollo.plugins.tasks.harbor import SHOWN_CHARS, Trial, open_trial
 from alphaapollo.plugins.tasks.sandboxes.base import SandboxFailedError
 from alphaapollo.types import Score
 from alphaapollo.utils.disk import read_small_file
@@ -48,13 +48,14 @@ SECRET_CHARS = 24  # a line of the tests or the solution of this length proves t
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of a check of a task."""
+    """Result of a check of a task, a line of --output."""
 
-    name: str
-    solution: str
-    nothing: str
-    attempts: str
-    problem: str = ""
+    task: str
+    solution: str  # reward after the solution; "failed": there is none
+    nothing: str  # likewise, of an agent that does nothing
+    attempts: str  # how many of the attempts got no reward
+    seconds: float
+    problem: str = ""  # why the task cannot be used, with what the tests printed; one line or more
 
 
 @report_refusals
@@ -70,41 +71,44 @@ def main(argv: Sequence[str]) -> int:
     check.add_argument("--backend", default="rootless", help="sandbox: rootless (default), bubblewrap, docker, podman")
     check.add_argument("--rootfs", default="", help="folder of an unpacked image, for rootless and bubblewrap")
     check.add_argument("--jobs", type=int, default=2, help="tasks that are checked at the same time (default 2)")
+    check.add_argument("--output", metavar="FILE", type=expand_home, help="write the results there, a JSON line each")
     options = parser.parse_args(argv)
     if not (folders := find_tasks(options.folder)):
         raise ValueError(f"{options.folder} has no tasks, which are folders with the file task.toml. Correct the path.")
-    results = asyncio.run(_check_all(folders, options.backend, options.rootfs, options.jobs))
-    table = Table("task", "solution", "nothing", "attempts", box=SIMPLE_HEAD)
-    for one in results:
-        table.add_row(one.name, one.solution, one.nothing, one.attempts)
-    terminal = Terminal(highlight=False)
-    terminal.print(table)
-    bad = [one for one in results if one.problem]
-    for one in bad:
-        terminal.write(f"{one.name}: {one.problem}")
-    terminal.write(f"{len(results) - len(bad)} of {len(results)} tasks can be used.")
-    return 1 if bad else 0
+    terminal, total, slots = Terminal(highlight=False), len(folders), asyncio.Semaphore(max(1, options.jobs))
+    results, width = list[Checked](), max(len(folder.name) for folder in folders)
 
+    async def check_all() -> None:
+        with open(options.output or os.devnull, "w", buffering=1) as file:
 
-async def _check_all(folders: Sequence[Path], backend: str, rootfs: str, jobs: int) -> list[Checked]:
-    slots = asyncio.Semaphore(max(1, jobs))
+            async def check_and_show(folder: Path) -> None:
+                async with slots:
+                    one = await check_task(folder, options.backend, options.rootfs)
+                results.append(one)
+                file.write(json.dumps(asdict(one) | {"seconds": round(one.seconds, 1)}) + "\n")
+                line = f"{len(results):>{len(str(total))}}/{total} {one.task:{width}} {one.seconds:5.0f} s  "
+                line += (
+                    f"solution {one.solution}, nothing {one.nothing}, attempts {one.attempts}" if one.solution else ""
+                )
+                terminal.write(f"{line}\n{one.task}: {one.problem}" if one.problem else line)
 
-    async def check(folder: Path) -> Checked:
-        async with slots:
-            return await check_task(folder, backend, rootfs)
+            await asyncio.gather(*map(check_and_show, folders))
 
-    return await asyncio.gather(*map(check, folders))
+    terminal.write(f"checks {total} tasks, {options.jobs} at a time; each one is run {len(ATTEMPTS) + 2} times")
+    asyncio.run(check_all())
+    num_good = sum(not one.problem for one in results)
+    terminal.write(f"{num_good} of {total} tasks can be used.")
+    return 0 if num_good == total else 1
 
 
 async def check_task(folder: Path, backend: str, rootfs: str = "") -> Checked:
     """Check a task in sandboxes of its own."""
 
-    async def run(act: Callable[[Trial], Awaitable[object]] | None, timeout: float = math.inf) -> Score:
+    async def run(act: Callable[[Trial], Awaitable[object]], timeout: float = math.inf) -> Score:
         """Return the score after what the agent did; NaN with a reason: there is none."""
         async with open_trial(folder, backend, rootfs) as trial:
             try:
-                if act is not None:
-                    await act(trial)
+                await act(trial)
                 return await trial.verify(timeout)
             except SandboxFailedError as error:
                 return Score(math.nan, reason=str(error))
@@ -114,23 +118,27 @@ async def check_task(folder: Path, backend: str, rootfs: str = "") -> Checked:
         if name == "reads the tests" and (found := next(filter(done.output.__contains__, secrets), "")):
             problems.append(f"the agent can read {found!r}")
 
-    problems, scores = list[str](), dict[str, Score]()
+    async def solve(trial: Trial) -> None:
+        if (done := await trial.solve()).code:
+            failed.append(f"its solution ends with {_show_lines(done.reason or f'exit code {done.code}', done.output)}")
+
+    problems, failed, scores, begin = list[str](), list[str](), dict[str, Score](), time.monotonic()
     try:
         secrets = await asyncio.to_thread(_list_secrets, folder)
-        solution, start = await run(Trial.solve), time.monotonic()
-        nothing = await run(None)
+        solution, start = await run(solve), time.monotonic()
+        nothing = await run(lambda _: asyncio.sleep(0))
         enough = 5 + 3 * (time.monotonic() - start)  # seconds for tests that hang
         for name in ATTEMPTS:
             scores[name] = await run(partial(attempt, name=name), enough if "without an end" in name else math.inf)
     except (ValueError, OSError, SandboxFailedError) as error:
-        return Checked(folder.name, "", "", "", f"cannot run here: {error}")
+        return Checked(folder.name, "", "", "", time.monotonic() - begin, f"cannot run here: {error}")
     problems += [f"an agent that {name} gets {_explain(one)}" for name, one in scores.items() if not one.reward <= 0]
     kept = f"{len(ATTEMPTS) - len(problems)} of {len(ATTEMPTS)} held"
     if solution.reward != 1:
-        problems.insert(0, f"its solution gets no reward of 1, but {_explain(solution)}")
+        problems[:0] = [*failed, f"its solution gets no reward of 1, but {_explain(solution)}"]
     if nothing.reward != 0:
         problems.insert(0, f"an agent that does nothing gets no reward of 0, but {_explain(nothing)}")
-    return Checked(folder.name, _show(solution), _show(nothing), kept, "; ".join(problems))
+    return Checked(folder.name, _show(solution), _show(nothing), kept, time.monotonic() - begin, "\n".join(problems))
 
 
 def _show(score: Score) -> str:
@@ -139,7 +147,11 @@ def _show(score: Score) -> str:
 
 def _explain(score: Score) -> str:
     reward = "no score" if math.isnan(score.reward) else f"the reward {score.reward:g}"
-    return f"{reward} ({score.reason})" if score.reason else reward
+    return _show_lines(reward, score.reason or "the tests printed nothing")
+
+
+def _show_lines(head: str, lines: str) -> str:
+    return "\n".join([head, indent(lines.strip()[-SHOWN_CHARS:], "    ")]) if lines.strip() else head
 
 
 def _list_secrets(folder: Path) -> list[str]:

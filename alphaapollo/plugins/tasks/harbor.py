@@ -15,6 +15,7 @@ import shlex
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -38,7 +39,7 @@ from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.types import Score
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # Harbor reads them in this order
-SHOWN_CHARS = 500  # of the output of tests that wrote no reward
+SHOWN_CHARS = 1000  # of the end of the output of tests, in the reason of their score
 COMMAND_SHARE = 0.9  # of env.tool_limits.timeout, after which a call ends the sandbox
 
 
@@ -79,9 +80,9 @@ class Trial:
         return await self.exec("bash /solution/solve.sh", environment=self.task.solution_environment)
 
     async def verify(self, timeout: float = math.inf) -> Score:
-        """Run the tests, which the agent has never seen, and return their reward. All that the agent has left running
-        is killed before. A sandbox that has ended, and tests that do not end or write no reward, have the reward 0
-        after a command of the agent, else they raise SandboxFailedError."""
+        """Run the tests, which the agent has never seen, and return their reward; the reason is the end of what they
+        printed. All that the agent has left running is killed before. A sandbox that has ended, and tests that do not
+        end or write no reward, have the reward 0 after a command of the agent, else they raise SandboxFailedError."""
         try:
             return await self._run_tests(min(timeout, self.task.verifier_timeout))
         except SandboxDamagedError as error:
@@ -98,6 +99,7 @@ class Trial:
         folder = shlex.quote(task.workdir or sandbox.workdir)  # the agent may have removed it
         command = f"cd {folder} 2>/dev/null; bash /tests/test.sh"
         done = await sandbox.exec(command, timeout=timeout, environment=environment, cwd="/")
+        printed = done.output.strip()[-SHOWN_CHARS:]
         for path in REWARDS:
             try:
                 content = await sandbox.read(path)
@@ -107,8 +109,8 @@ class Trial:
                 raise SandboxDamagedError(f"{task.name}: {error}") from error
             if done.timed_out:
                 break  # it may be the reward of a test that was not complete
-            return _read_reward(task.name, path, content)
-        said = done.reason or f"exit code {done.code}: {done.output.strip()[-SHOWN_CHARS:]}"
+            return replace(_read_reward(task.name, path, content), reason=printed and f"the tests printed: {printed}")
+        said = ", ".join(filter(None, [done.reason or f"exit code {done.code}", printed]))
         raise SandboxDamagedError(f"{task.name}: tests/test.sh wrote no reward ({said})")
 
 

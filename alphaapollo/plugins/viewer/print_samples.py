@@ -16,6 +16,7 @@ from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.sample_metrics import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
 from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.types import Outcome
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.hub import expand_home
 from alphaapollo.utils.json_types import JsonObject
@@ -101,16 +102,20 @@ def print_group(group: Sequence[LoggedSample], max_chars: int, terminal: Termina
 
 
 def format_answer(record: JsonObject, max_chars: int) -> Text:
-    """Return the answer. If the environment replied, each turn and each message of a reply has a heading."""
+    """Return the answer, and the reason of its score, e.g. what tests printed. If the environment replied, each turn
+    and each message of a reply has a heading."""
     turns = record["turns"]
-    if len(turns) < 2 and not any(turn["observation"] for turn in turns):
-        return Text(shorten_text(record["text"], max_chars))
     parts: list[tuple[str, str]] = []
     for number, turn in enumerate(turns, 1):
         parts.append((f"turn {number}", turn.get("raw_text") or turn["text"]))
         parts += [(message["role"], get_last_message([message])) for message in turn["observation"] or ()]
-    texts = [Text.assemble((f"[{head}]\n", "bold"), shorten_text(text, max_chars)) for head, text in parts]
-    return Text("\n\n").join(texts)
+    if len(turns) < 2 and len(parts) < 2:
+        parts = [("", record["text"])]
+    if record["reason"] and not Outcome(record["outcome"]).failed:
+        parts.append(("reason of the score", record["reason"]))
+    heads = ((f"[{head}]\n" if head else "", "bold") for head, _ in parts)
+    texts = [shorten_text(text, max_chars) for _, text in parts]
+    return Text("\n\n").join(Text.assemble(head, text) for head, text in zip(heads, texts, strict=True))
 
 
 def describe_sample(result: SampleResult, record: JsonObject) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from alphaapollo.session.progress import (
 from alphaapollo.session.publish import make_probe
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.teachers import check_teachers
-from alphaapollo.trainer.step.curriculum import PromptSampler, count_by_file
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
     make_reward_model_tokenizer,
@@ -49,7 +50,6 @@ class RlPreparation(PolicyPreparation):
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     val_suites: list[Suite]
-    epoch_size: int  # prompts per epoch; with data.source_weights, not the number of `prompts`
     goal: TrainingGoal
     probe: Probe  # weight syncs are verified by its log-probs
     reward_model_tokenizer: RewardModelTokenizer | None = None
@@ -97,11 +97,11 @@ class RlPreparation(PolicyPreparation):
         self.prompts = self._read_prompts(data.train_files, "data.train_files", data.train_max_samples)
         has_val = bool(data.val_files)
         self.val_prompts = self._read_prompts(data.val_files, "data.val_files", data.val_max_samples) if has_val else []
-        self.epoch_size = PromptSampler(self.prompts, data).epoch_size
+        PromptSampler(self.prompts, data)  # refuses wrong shares and stages
         if config.algorithm.length_budget.mode:
             check_prompts_have_length_budgets(self.prompts)
         self.probe = make_probe(self.renderer, self.prompts[0].content, data.max_length - 1)
-        self.goal = TrainingGoal.from_settings(trainer, self.epoch_size, data.train_batch_size)
+        self.goal = TrainingGoal.from_settings(trainer, len(self.prompts), data.train_batch_size)
         for key in ("profile_steps", "record_steps"):
             check_steps_within_run(f"trainer.{key}", getattr(trainer, key) or [], self.goal.max_steps)
 
@@ -159,7 +159,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
     config, plan, actor = run.config, run.plan, run.config.actor_rollout_ref.actor
     dtypes = plan.model.dtype + (", Liger's kernels" if plan.model.use_liger is True else "")
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
-    epochs = run.goal.max_steps * config.data.train_batch_size / run.epoch_size
+    epochs = run.goal.max_steps * config.data.train_batch_size / len(run.prompts)
     built_in = "the functions of the rows' data sources" if run.has_reward_function else "none"
     grader = config.custom_reward_function.path or built_in
     reward = grader if run.environment.is_graded(config.env) else f"the environment {config.env.env_name}"
@@ -171,7 +171,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         "files": format_value(config.data.train_files),
         "sampler": (config.data.sampler if config.data.shuffle else "none: the order of the files")
         + (f", {len(config.data.curriculum.stages)} stages" if config.data.curriculum.stages else ""),
-        **describe_mixture(config.data, count_by_file(run.prompts, config.data), epochs),
+        **describe_mixture(config.data, Counter(prompt.file for prompt in run.prompts), epochs),
         **{f"data: {name}": described for name, described in run.sources.items()},
         "stops": run.renderer.describe_stops(),
         "env": config.env.env_name,

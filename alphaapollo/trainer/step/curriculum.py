@@ -50,8 +50,7 @@ class PromptSampler:
         self._streams = [
             make_stream(data, size, derive_seed(data.seed, "stage", stage)) for stage, size in enumerate(sizes)
         ]
-        weights = data.source_weights
-        self._file_weights = np.array([weights[prompt.file] for prompt in prompts]) if weights else 1.0
+        self._files = np.array([prompt.file for prompt in prompts])
 
     def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
         """Return the index of the prompt at each position. Prompts that were already drawn, e.g. before the run
@@ -101,14 +100,19 @@ class PromptSampler:
         return self._metrics
 
     def _compute_weights(self, state: CurriculumState) -> np.ndarray:
-        """Return the weight of each prompt; 0 in stages that are not open. float64 [N]"""
+        """Return the weight of each prompt; 0 in stages that are not open. The weights of each file's prompts sum to
+        its share, if it has one. float64 [N]"""
         rates, settings = self._read_rates(state), self._settings
         if self._data.sampler == "frontier":
             weights = frontier_weights(rates, settings.target, settings.revisit_rate)
         else:
             weights = difficulty_weights(rates)
         weights[rates >= RETIRE_ABOVE] = settings.revisit_rate
-        return weights * self._file_weights * (self._stages <= state.stage)
+        weights *= self._stages <= state.stage
+        if self._data.source_weights:
+            sums = np.maximum(np.bincount(self._files, weights), np.finfo(float).tiny)
+            weights *= (self._data.source_weights[: len(sums)] / sums)[self._files]
+        return weights
 
     def _is_gate_reached(self, progress: Progress) -> bool:
         """Whether the newest open stage has reached its gate. A pass rate needs observations of a batch of prompts."""

@@ -107,15 +107,16 @@ def test_special_characters_are_quoted():
 
 def test_next_steps_name_what_is_left_to_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     script = tmp_path / "run.sh"
-    script.write_text("swift sft --model m --interleave_prob 0.5 0.5 --report_to clearml --seed 3")
+    script.write_text("swift sft --model m --vit_lr 1 --report_to clearml --seed 3")
     assert main(["port", str(script)]) == 0
     first, *others = capsys.readouterr().err.splitlines()[1:]
-    assert first.endswith("comments: interleave_prob, trainer.logger, data.train_files (not in the script)")
+    assert first.endswith("comments: vit_lr, trainer.logger, data.train_files (not in the script)")
     assert [line.rpartition(": ")[2] for line in others][1:] == ["bash ours.sh trainer.dry_run=True", "bash ours.sh"]
-    script.write_text("swift sft --model m --dataset a")
+    script.write_text("swift sft --model m --dataset a b --interleave_prob 0.7 0.3")
     assert main(["port", str(script)]) == 0
     ported, steps = capsys.readouterr()
-    assert "data.train_files=a" in ported and "# 1. Save the new script: " in steps
+    assert "data.train_files=[a,b]" in ported and "data.source_weights=[0.7,0.3]" in ported
+    assert "# 1. Save the new script: " in steps
 
 
 def test_options_of_a_command_line():

@@ -78,7 +78,8 @@ def test_policy_works_in_a_sandbox_and_is_graded(folder: Path, tmp_path: Path) -
     shown = done.turns[0].observation[0]["content"]  # the result of the first command
     assert "print(int(sys.argv[1]) - int(sys.argv[2]))" in shown and "exit code 1" in shown
     assert (done.score.reward, done.score.accuracy, done.end) == (1.0, 1.0, EpisodeEnd.DONE)
-    assert play(folder, task, SUBMIT).score.reward == 0.0
+    score = play(folder, make_task(tmp_path, f"{TEST}printf 'x%.0s' {{1..2000}}; echo; echo sums differ"), SUBMIT).score
+    assert score.reward == 0.0 and score.reason == f"the tests printed: {'x' * 988}\nsums differ"
     assert play(folder, task, bash(FIX), max_steps=1).score.reward == 1.0  # at a limit, too
     parts = 'echo \'{"reward": 0.5, "style": 0.25}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt'
     score = play(folder, make_task(tmp_path, parts), SUBMIT).score
@@ -147,9 +148,12 @@ def test_tasks_that_cannot_run_are_failures_with_a_reason(folder: Path, tmp_path
 
 def test_check_accepts_a_good_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_task(tmp_path / "tasks" / "fix-sum")
-    assert main(["check", str(tmp_path)]) == 0
+    assert main(["check", str(tmp_path), "--output", str(tmp_path / "results.jsonl")]) == 0
     shown = capsys.readouterr().out
-    assert "fix-sum" in shown and "7 of 7 held" in shown and "1 of 1 tasks can be used." in shown
+    assert "1/1 fix-sum" in shown and "7 of 7 held" in shown and "1 of 1 tasks can be used." in shown
+    (one,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert one.pop("seconds") > 0
+    assert one == {"task": "fix-sum", "solution": "1", "nothing": "0", "attempts": "7 of 7 held", "problem": ""}
 
 
 def test_check_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,8 +163,9 @@ def test_check_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     (readable / "environment/notes.sh").write_text("x")
     wrong = {
         "unsolved": (
-            make_task(tmp_path / "unsolved", solution="true"),
-            "its solution gets no reward of 1, but the reward 0",
+            make_task(tmp_path / "unsolved", f"{TEST}\necho sums differ", "echo no patch; exit 3"),
+            "its solution ends with exit code 3 no patch its solution gets no reward of 1, but the reward 0 the tests "
+            "printed: sums differ",
         ),
         "given": (
             make_task(tmp_path / "given", "echo 1 > /logs/verifier/reward.txt"),

@@ -220,9 +220,13 @@ def test_trajectory_shows_conversation_and_tokens(shared: TestClient) -> None:
 
 
 def test_validation_samples_have_no_values_of_the_trainer(client: TestClient, tmp_path: Path) -> None:
-    write_groups(tmp_path / "outputs/first", 2, [make_group(17, ("14", 1.0))], "val")  # numbers of a training sample
+    group = make_group(17, ("14", 1.0))  # numbers of a training sample
+    group.trajectories[0].score = Score(0.0, reason="the tests printed: a\n< b")
+    write_groups(tmp_path / "outputs/first", 2, [group], "val")
     update_index(tmp_path / "outputs")
-    facts = re.findall(r'data-facts="([^"]*)">', read_page(client, "/runs/1/val/2/0"))
+    page = read_page(client, "/runs/1/val/2/0")
+    assert "<pre>the tests printed: a &lt; b</pre>" in page and "<dd>scored</dd>" in page
+    facts = re.findall(r'data-facts="([^"]*)">', page)
     assert " ".join(facts[3].split()) == "3 token 6 engine -0.200 trainer - difference - advantage - weights 3"
 
 

@@ -41,6 +41,7 @@ def test_samples_of_a_group_are_side_by_side_with_the_best_first(run: Path, caps
     assert columns[5] == ["sample 0: reward 1.000", "sample 1: reward 0.000", "sample 2: no server"]
     assert columns[6] == ["accuracy 1, 3 tokens, stop", "accuracy 0, 3 tokens, stop", "3 tokens, stop"]
     assert columns[8][:2] == ["[red]four[/]", "five"] and " ... " in columns[8][2] and "\x1b" not in columns[8][2]
+    assert columns[10] == ["[reason of the score]"] * 2 and columns[11] == ["because [red]four[/]", "because five"]
 
 
 def test_the_narrow_terminal_has_fewer_columns(

@@ -9,10 +9,11 @@ from alphaapollo.config.resolve import (
     count_engine_threads,
     count_engines,
     resolve_device,
+    resolve_generation,
     resolve_model,
     resolve_rollout,
 )
-from alphaapollo.config.schema import Model, Rollout, Trainer
+from alphaapollo.config.schema import GenerationConfig, Model, Rollout, Trainer
 from alphaapollo.config.schema.base import Device
 
 
@@ -59,6 +60,9 @@ def test_nodes_for_engines_have_engines_that_share_no_gpus():
     assert count_engine_gpus(rollout.model_copy(update={"n_gpus_per_node": 4}), trainer) == 8
     resolved = resolve_rollout(rollout, Model(), "cuda", 16)
     assert (resolved.num_engines, resolved.colocate) == (4, False)
+    for number, engines in ((None, 3), (2, 2)):
+        generation = {"trainer": {"nnodes": 3, "device": "cpu"}, "rollout": {"num_engines": number}}
+        assert resolve_generation(GenerationConfig.model_validate(generation), 0, 4)[1].num_engines == engines
     on_cpus = resolve_rollout(Rollout(nnodes=2), Model(), "cpu", 16)
     assert on_cpus.num_engines == 2
     assert count_engine_threads(on_cpus, num_cores=6, nnodes=4, runs_during_training=True) == 6

@@ -1,14 +1,18 @@
+import re
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from alphaapollo.config.schema.data import TrainingFiles
+from alphaapollo.data.mixture import describe_mixture, make_stream
 from alphaapollo.data.stream import PromptStream, WeightedFileStream, choose_rows
 
 STREAMS = {
     "prompts in order": lambda seed, **start: PromptStream(7, seed, shuffle=False, **start),
     "prompts": lambda seed, **start: PromptStream(7, seed, shuffle=True, **start),
-    "files in order": lambda seed, **start: WeightedFileStream([2, 4], [2.0, 0.5], seed, shuffle=False, **start),
-    "files": lambda seed, **start: WeightedFileStream([5, 7], [1.0, 2.5], seed, shuffle=True, **start),
+    "files in order": lambda seed, **start: WeightedFileStream([2, 4], [0.7, 0.3], seed, shuffle=False, **start),
+    "files": lambda seed, **start: WeightedFileStream([5, 7], [0.2, 0.8], seed, shuffle=True, **start),
 }
 
 
@@ -49,16 +53,36 @@ def test_the_first_rows_without_shuffling_and_all_where_there_are_no_more():
 
 
 def test_a_mixture_in_order_of_the_files():
-    """An epoch: the first file twice, half of the second; the next epoch has its other half."""
-    stream = WeightedFileStream([2, 4], [2.0, 0.5], seed=0, shuffle=False)
-    assert stream.num_prompts == 6
+    """An epoch: two thirds of the first file, i.e. two passes; the next epoch has the other half of the second."""
+    stream = WeightedFileStream([2, 4], [0.67, 0.33], seed=0, shuffle=False)
+    assert (stream.num_prompts, stream.quotas) == (6, [4, 2])
     assert stream.prompt_indices(0, 12) == [0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]
 
 
-def test_weights_are_passes_per_epoch():
-    stream = WeightedFileStream([10, 40, 3], [3.0, 0.25, 1.0], seed=1, shuffle=True)
-    epochs = [Counter(stream.prompt_indices(epoch * 43, 43)) for epoch in range(4)]
-    for epoch in epochs:
-        assert all(epoch[index] == 3 for index in range(10)) and all(epoch[index] == 1 for index in range(50, 53))
-        assert sum(epoch[index] for index in range(10, 50)) == 10
-    assert all(sum(epoch[index] for epoch in epochs) == 1 for index in range(10, 50))
+@pytest.mark.parametrize(("sizes", "shares"), [([100, 900], [0.7, 0.3]), ([3, 5, 2], [0.1, 0.4, 0.5])])
+def test_weights_are_shares_of_the_prompts(sizes, shares):
+    """Of each file, every row comes before one comes again."""
+    stream, total = WeightedFileStream(sizes, shares, seed=1, shuffle=True), sum(sizes)
+    counts, starts = Counter[int](), np.cumsum([0, *sizes])
+    for epoch in range(4):
+        drawn = stream.prompt_indices(epoch * total, total)
+        assert np.histogram(drawn, starts)[0].tolist() == stream.quotas == [round(share * total) for share in shares]
+        counts.update(drawn)
+        for first, size in zip(starts, sizes, strict=False):
+            of_file = [counts[index] for index in range(first, first + size)]
+            assert max(of_file) - min(of_file) <= 1
+
+
+def test_shares_are_checked_with_the_sizes_of_the_files():
+    data = TrainingFiles(train_files=["a.jsonl", "b.jsonl"])
+    for weights, size, error in (
+        ([1.0, 0.25], 20, "=[1.0,0.25]: shares of the trained prompts must sum to 1. Set [0.8,0.2] or, if these are "),
+        ([1.0, 0.25], 20, "passes over each file, [0.667,0.333]."),
+        ([0.99, 0.01], 20, "b has 20 rows and 0 of the 30 prompts"),
+        ([0.9, 0.1], 0, "b has 0 rows and 1 of the 10 prompts"),
+    ):
+        data = data.model_copy(update={"source_weights": weights})
+        with pytest.raises(ValueError, match=re.escape(error)):
+            make_stream(data, {0: 10, 1: size}, seed=0)
+    first, second = describe_mixture(data, {0: 10, 1: 20}, epochs=2.0).items()
+    assert first == ("  a", "10 rows, 90% of the prompts, 5.40 passes") and second[1].endswith("0.30 passes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import huggingface_hub
 import pytest
 
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
-from alphaapollo.runs import input_digests
+from alphaapollo.runs import input_digests, resume
 from alphaapollo.runs.checkpoint_folder import read_inputs
 from alphaapollo.runs.input_digests import compute_input_digests, digest_file
 from alphaapollo.runs.resume import StartPoint, find_inference_start, find_start_point
@@ -99,6 +100,18 @@ def test_the_key_also_allows_another_file_and_nothing_else(config: Config, check
     with pytest.raises(ValueError, match=r"env\.env_name"):
         find_start_point(change_keys(other, OTHER_DATA | {"env.env_name": "other"}))
     assert find_start_point(change_keys(other, OTHER_DATA)).inputs.data_start == 8
+
+
+def test_weights_that_were_passes_do_not_become_shares(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = change_keys(config, {"data.source_weights": [1.0]})
+    train(config, 2, prompts_consumed=8)
+    assert list_changes(find_start_point(config)) == []
+    monkeypatch.setattr(resume, "read_inputs", lambda path: replace(read_inputs(path), weights_are_shares=False))
+    with pytest.raises(ValueError, match=r"source_weights=\[1.0\] were passes .*resume_with_other_data=true"):
+        find_start_point(config)
+    assert find_start_point(change_keys(config, OTHER_DATA)).step == 2
+    changed = find_start_point(change_keys(config, {"data.source_weights": [0.999]}))
+    assert list_changes(changed) == [("data.source_weights", "applied")] and changed.inputs.weights_are_shares
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ CLUSTER = JOB["rayClusterSpec"]
 
 def test_the_run_asks_for_the_nodes_that_are_started() -> None:
     python, *words = shlex.split(JOB["entrypoint"])
-    assert [python, *words[:2]] == ["python", "-m", "alphaapollo.trainer.main_ppo"]
-    trainer = load_config(Config, "ppo", words[2:]).trainer
+    assert [python, *words[:3]] == ["python", "-m", "alphaapollo", "rl"]
+    trainer = load_config(Config, "ppo", words[3:]).trainer
     (group,) = CLUSTER["workerGroupSpecs"]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == trainer.nnodes
     (worker,) = group["template"]["spec"]["containers"]

@@ -1,11 +1,18 @@
-"""scripts/cluster/slurm.sbatch with a fake Slurm, and examples/small_run.sh with a Python that only makes a folder."""
+"""slurm.sbatch with a fake Slurm, ray_job.sh and skypilot.yaml with a fake Ray, and examples/small_run.sh with a Python
+that only makes a folder."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+import yaml
+
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
 from scripts.checks import ROOT
 
 SRUN = """case "$*" in
@@ -40,11 +47,13 @@ def write_programs(folder: Path, programs: dict[str, str]) -> Path:
     return folder
 
 
-def submit(folder: Path, srun: str = SRUN, driver: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def submit(
+    folder: Path, srun: str = SRUN, driver: str = "", words: Sequence[str] = ("data.seed=1",), **variables: str
+) -> subprocess.CompletedProcess[str]:
     programs = {"srun": srun, "scontrol": SCONTROL} | ({"python": driver} if driver else {})
     path = f"{write_programs(folder / 'bin', programs)}:{os.environ['PATH']}"
     variables = {"PATH": path, "SLURM_SUBMIT_DIR": str(folder), **NODES, **variables}
-    command = ["bash", str(ROOT / "scripts/cluster/slurm.sbatch"), "data.seed=1"]
+    command = ["bash", str(ROOT / "scripts/cluster/slurm.sbatch"), *words]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -54,6 +63,44 @@ def test_the_head_has_an_address_that_others_reach_and_the_time_limit_queues_aga
     assert "n_gpus_per_node=8 data.seed=1" in done.stdout and "scontrol requeue 17" in done.stdout
     assert done.returncode == 3, "the status of the run, though a signal came before its end"
     assert "--address 10.9.9.9:6379" in submit(tmp_path, HEAD_IP="10.9.9.9").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),  # SIZES: where slurm.sbatch adds the sizes of the allocation
+    [
+        ("data.seed=1", "python -m alphaapollo rl SIZES data.seed=1"),
+        ("--config a.yaml", "python -m alphaapollo rl SIZES --config a.yaml"),
+        ("sft data.seed=1", "python -m alphaapollo sft SIZES data.seed=1"),
+        ("loops/mine.py model data.seed=1", "python loops/mine.py model data.seed=1 SIZES"),
+    ],
+)
+def test_any_command_runs_on_the_nodes(tmp_path: Path, words: str, program: str) -> None:
+    sizes = "trainer.nnodes=2 trainer.n_gpus_per_node=8"
+    assert f".slurm-17 {program.replace('SIZES', sizes)}\n" in submit(tmp_path, words=words.split()).stdout
+    script = (ROOT / "scripts/cluster/ray_job.sh").read_text()
+    python = "case $* in *submit*) echo ${@: -1} ;; esac\n"  # prints the command of the job
+    write_programs(tmp_path, {"ray/cluster/ray_job.sh": script, ".venv/bin/python": python})
+    command = ["bash", str(tmp_path / "ray/cluster/ray_job.sh"), "http://head", *words.split()]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert f"exec {tmp_path}/.venv/bin/{program.replace(' SIZES', '')}\n" in job.stdout
+
+
+def test_each_node_of_a_cloud_joins_and_the_first_one_runs_the_command(tmp_path: Path) -> None:
+    task = yaml.safe_load((ROOT / "scripts/cluster/skypilot.yaml").read_text())
+    python = 'echo "ray $*" >>calls; case "$*" in *--block*) [ "$SKYPILOT_NODE_RANK" = 0 ] && exec sleep 20 ;; esac\n'
+    command = "sh -c 'echo \"$RAY_ADDRESS $0 $*\"; exit 3'"
+    write_programs(tmp_path / ".venv/bin", {"python": python})
+    sizes = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    for rank in ("1", "0"):
+        variables = {"PATH": os.environ["PATH"], "SKYPILOT_NODE_RANK": rank, "COMMAND": command}
+        done = subprocess.run(["bash", "-c", task["run"]], env=sizes | variables, cwd=tmp_path, stdout=-1, timeout=15)
+        expected = (3, b"10.0.0.1:6379 trainer.nnodes=2 trainer.n_gpus_per_node=8\n") if rank == "0" else (0, b"")
+        assert (done.returncode, done.stdout) == expected
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count("health-check --address 10.0.0.1:6379") == 2 and "start --head" in calls
+    assert "start --block --address 10.0.0.1:6379 --num-gpus 8" in calls
+    words = task["envs"]["COMMAND"].split()
+    assert words[:2] == ["alphaapollo", "rl"] and load_config(Config, "ppo", words[2:]).trainer.device == "cuda"
 
 
 def test_before_the_time_limit_the_driver_may_save(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.runs.resume import StartPoint
 from alphaapollo.session.progress import TrainingGoal
+from alphaapollo.types import Prompt
 from tests.unit.session.steps import prepare_plan
 
 
@@ -24,9 +25,8 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv]
         )
         prepared: Any = prepare_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
-        prepared.prompts, prepared.val_prompts, prepared.sources = [None] * 64, [None] * 8, {}
+        prepared.prompts, prepared.val_prompts, prepared.sources = [Prompt(0, "sums", "1+1=")] * 64, [None] * 8, {}
         prepared.goal = TrainingGoal(2)
-        prepared.epoch_size = 64
         prepared.has_reward_function, prepared.start = has_reward_function, StartPoint(tmp_path)
         prepared.renderer = SimpleNamespace(describe_stops=lambda: "</s>")
         settings: dict[str, str] = prepared.describe().settings

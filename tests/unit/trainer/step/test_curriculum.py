@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, Data
-from alphaapollo.session.progress import Progress
+from alphaapollo.session.progress import CurriculumState, Progress
 from alphaapollo.trainer.step.curriculum import PromptSampler, assign_stages, measure_pass_rate
 from alphaapollo.types import Outcome, Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import group, trajectory
@@ -152,10 +153,13 @@ def take(sampler: PromptSampler, progress: Progress, count: int) -> list[int]:
 def test_files_have_weights_in_a_curriculum() -> None:
     tasks = [replace(prompt, file=index % 2) for index, prompt in enumerate(prompts(*"aaaabb"))]
     tasks.sort(key=lambda prompt: prompt.file)
-    keys = {"train_files": ["x", "y"], "source_weights": [3.0, 0.5], "train_batch_size": 2}
+    keys = {"train_files": ["x", "y"], "source_weights": [0.75, 0.25], "train_batch_size": 2}
     stages = {"stages": [{"data_source": "a"}, {"data_source": "*"}]}
     staged = PromptSampler(tasks, Data.model_validate({**keys, "curriculum": stages}))
-    drawn = Counter((tasks[index].data_source, tasks[index].file) for index in take(staged, Progress(), 14))
-    assert drawn == {("a", 0): 12, ("a", 1): 2}  # two epochs of the first stage
+    drawn = Counter((tasks[index].data_source, tasks[index].file) for index in take(staged, Progress(), 8))
+    assert drawn == {("a", 0): 6, ("a", 1): 2}  # two epochs of the first stage
     weighted = PromptSampler(tasks, Data.model_validate({**keys, "sampler": "difficulty"}))
-    assert weighted._compute_weights(Progress().curriculum).tolist() == [3.0] * 3 + [0.5] * 3
+    assert weighted._compute_weights(Progress().curriculum).tolist() == pytest.approx([0.25] * 3 + [0.25 / 3] * 3)
+    rated = CurriculumState(pass_rates=array("d", [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]))
+    by_file = weighted._compute_weights(rated).reshape(2, 3).sum(axis=1)
+    assert by_file.tolist() == pytest.approx([0.75, 0.25])  # the sampler chooses within each file
