@@ -125,9 +125,7 @@ def fit_to_memory_if_measurable(
     capacity = machine.memory if device == "cpu" else machine.gpu_memory
     checkpointing, host = is_gradient_checkpointing_auto, machine.memory
     try:
-        fitted, plan = fit_to_memory(
-            config, device, capacity, checkpointing, host, request, machine.num_gpus, resolve
-        )
+        fitted, plan = fit_to_memory(config, device, capacity, checkpointing, host, request, machine.num_gpus, resolve)
     except (RuntimeError, TypeError, AttributeError, LookupError) as error:  # from modeling code of any kind
         failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.!')}"
         if isinstance(config, Config) and config.actor_rollout_ref.rollout.gpu_memory_utilization == "auto":

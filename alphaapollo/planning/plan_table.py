@@ -9,12 +9,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from alphaapollo.config.keys import flatten_maps, format_value
+from alphaapollo.config.resolve import has_worker_processes
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
 from alphaapollo.config.schema.trainer import Training
 from alphaapollo.observability.console import Console
-from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.memory_plan import PROCESS, MemoryPlan, has_critic
 from alphaapollo.planning.model_memory import GIB
+from alphaapollo.planning.speed import CREDIT_BYTES, DRIVER_BYTES, LOG_BYTES, IterationTime, count_answers_at_once
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 from alphaapollo.utils.frequency import AUTO_SAVE_SECONDS
 
@@ -58,6 +60,66 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + (" (HSDP)" if copies > 1 else "")}
     received = f"each rank receives {memory.traffic_bytes / 1e9:.1f} GB per micro-batch"
     return rows | ({"traffic": received} if memory.traffic_bytes else {})
+
+
+def describe_micro_batch(max_tokens: int, longest_row: int, rows_per_example: int = 1) -> str:
+    """Describe the size of a micro-batch on the ranks that share its rows."""
+    longest = longest_row * rows_per_example
+    exception = f", or {'one row' if rows_per_example == 1 else 'one example'} of up to {longest}"
+    return f"at most {max_tokens} tokens" + exception * (longest > max_tokens)
+
+
+def describe_kv_cache(config: Config, memory: MemoryPlan | None) -> dict[str, str]:
+    """Return the plan row about the cache of an engine; none if it is unknown. config: with resolved values."""
+    if memory is None or not memory.kv_cache_tokens:
+        return {}
+    length = config.data.max_length
+    at_once, waiting = count_answers_at_once(config, memory, length)
+    answers = f"{at_once} answers of full length ({length:,} tokens with the prompt) at once, {waiting} wait"
+    return {"KV cache": f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"}
+
+
+def describe_iteration_time(times: tuple[IterationTime, IterationTime], source: str) -> dict[str, str]:
+    """Return the plan row about the time of an iteration. source: of the device's speed."""
+    fast, slow = times
+    parts = {"generate": (fast.generate, slow.generate), "update": (fast.update, slow.update)}
+    parts |= {"publish and driver": (fast.publish, slow.publish)}
+    words = ", ".join(f"{name} {format_range(*seconds)}" for name, seconds in parts.items())
+    speeds = sorted(part.tokens_per_second for part in times)
+    return {
+        "time": f"{format_range(fast.step, slow.step)} s per iteration ({words}), {format_range(*speeds)} tokens/s "
+        f"sampled; answers of half to full length, {source}"
+    }
+
+
+def describe_host_and_disk(
+    config: Config, memory: MemoryPlan, times: tuple[IterationTime, IterationTime] | None, prompt_length: float
+) -> dict[str, str]:
+    """Return the plan rows about the driver's memory and the files of a day. config: with resolved values."""
+    trainer, frequency = config.trainer, config.trainer.save_freq
+    tokens = config.trajectories_per_batch * (prompt_length + config.data.max_response_length)
+    needs_columns = has_critic(config) or config.algorithm.use_kl_in_reward
+    batches = 1 + (max(1, trainer.max_staleness) if trainer.async_mode else 0)
+    driver = PROCESS["cpu"] + batches * tokens * (DRIVER_BYTES + CREDIT_BYTES * needs_columns)
+    in_driver = "" if has_worker_processes(trainer) else ", and the policy, which is in its process"
+    rows = {"driver memory": f"about {driver / GIB:.1f} GiB{in_driver}"}
+    if times is None:
+        return rows
+    days = [86_400 / part.step for part in reversed(times)]  # iterations
+    logs = [count * tokens * share * LOG_BYTES / GIB for count, share in zip(days, (1, 0.5), strict=True)]
+    disk = f"rollouts {format_range(*sorted(logs))} GiB a day"
+    if frequency != -1 and memory.checkpoint_copy_bytes:
+        size = memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1) / GIB
+        counts = [86_400 / AUTO_SAVE_SECONDS] * 2 if frequency == "auto" else [count / frequency for count in days]
+        kept = "all are" if trainer.max_ckpt_to_keep is None else f"{trainer.max_ckpt_to_keep} are"
+        disk += f"; {format_range(*counts)} checkpoints a day of {format_range(size, size)} GiB, {kept} kept"
+    return rows | {"disk": disk}
+
+
+def format_range(low: float, high: float) -> str:
+    """Format two numbers, e.g. `1.8 to 350`; one, if they look equal."""
+    texts = [f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in (low, high)]
+    return " to ".join(dict.fromkeys(texts))
 
 
 def describe_planned_device(trainer: Training) -> dict[str, str]:

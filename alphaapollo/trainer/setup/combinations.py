@@ -12,6 +12,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, po
 from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import list_keys
+from alphaapollo.config.load import UserSettings
 from alphaapollo.config.requirements import CheckContext, Requirement, find_conflicts, requirement
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
@@ -21,6 +22,7 @@ ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction
 METHOD = f"{CORRECTION}.method"
 ONE_STEP = f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1"
 OPTIMIZER = f"{ACTOR}.optim.name"
+LONG_ANSWER, LONG_ANSWER_KL = 8192, 0.001  # DAPO (arXiv 2503.14476): no KL; DeepSeek-R1 (Nature 645, 633): 0.001
 COMBINATIONS: list[Requirement] = []
 error = partial(requirement, Config, table=COMBINATIONS)
 warning = partial(requirement, Config, table=COMBINATIONS, is_error=False)
@@ -43,6 +45,22 @@ def check_setting_combinations(
         estimator.check(config.algorithm, config.group_size)
     unread = describe_ineffective_keys(config, _list_unread_keys(config, estimator, policy_loss))
     return [*unread, *find_conflicts(case, is_error=False, table=COMBINATIONS)]
+
+
+def describe_unusual_presets(config: Config, user_settings: UserSettings) -> list[str]:
+    """Return notices about values of presets that are unusual for the lengths of the run."""
+    actor, limit = config.actor_rollout_ref.actor, config.data.max_response_length
+    coefficients = {
+        f"{ACTOR}.kl_loss_coef": (actor.use_kl_loss, actor.kl_loss_coef),
+        "algorithm.kl_ctrl.kl_coef": (config.algorithm.use_kl_in_reward, config.algorithm.kl_ctrl.kl_coef),
+    }
+    return [
+        f"{', '.join(user_settings.presets)} sets {key}={value:g}, unusual for answers of up to {limit} tokens: "
+        f"published runs with {LONG_ANSWER} tokens or more use 0 to {LONG_ANSWER_KL:g}. Set {key}={LONG_ANSWER_KL:g}."
+        for key, (is_used, value) in coefficients.items()
+        if is_used and value > 10 * LONG_ANSWER_KL and limit >= LONG_ANSWER
+        if user_settings.presets and key not in user_settings.keys
+    ]
 
 
 def _list_stale_settings(config: Config) -> str:
