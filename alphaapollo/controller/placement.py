@@ -23,7 +23,7 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
-    gpu_name: str = ""  # of nvidia-smi; "": no GPU, or unknown
+    gpu_name: str = ""  # of nvidia-smi, or trainer.planned_device; "": no GPU, or unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +129,8 @@ def count_gpus_of_node(config: Config | TuningConfig) -> int:
 
 def make_planned_machine(config: Config | TuningConfig) -> Machine:
     """Return a node with the GPUs that trainer.planned_device names: as many as the run uses, at least eight."""
-    device = config.trainer.planned_device
-    memory, name = get_planned_gpu_memory(device), device.upper().replace("RTX", "RTX ").replace("_40", " SXM4 40GB")
-    return Machine(num_cores=0, num_gpus=max(8, count_gpus_of_node(config)), gpu_memory=memory, gpu_name=name)
+    num_gpus, device = max(8, count_gpus_of_node(config)), config.trainer.planned_device
+    return Machine(num_cores=0, num_gpus=num_gpus, gpu_memory=get_planned_gpu_memory(device), gpu_name=device)
 
 
 def list_visible_gpus(num_gpus: int) -> list[str]:

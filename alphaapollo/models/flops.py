@@ -1,65 +1,21 @@
-"""Model FLOP/s utilization (MFU): FLOPs of training, and peak FLOP/s of GPUs (arXiv 2204.02311, appendix B)."""
+"""Model FLOP/s utilization (MFU): FLOPs of training by the peak FLOP/s of the GPU (arXiv 2204.02311, appendix B)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from alphaapollo.batching.batch import MiniBatch, Rows
+from alphaapollo.config.schema.planned_device import find_gpu
 from alphaapollo.models.decoder import find_vision_modules, get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
-
-
-class GpuSpeed(NamedTuple):
-    """Speed of a GPU according to its data sheet."""
-
-    flops: float  # dense bfloat16 FLOP/s
-    bandwidth: float  # bytes/s of its memory
-    link: float  # bytes/s from other GPUs of its node, in one direction: NVLink or PCIe
-
-
-GPU_SPEEDS = {
-    "GB200": GpuSpeed(2.5e15, 8e12, 9e11),
-    "B200": GpuSpeed(2.25e15, 8e12, 9e11),
-    "GH200": GpuSpeed(9.89e14, 4.9e12, 4.5e11),
-    "H200": GpuSpeed(9.89e14, 4.8e12, 4.5e11),
-    "H100 PCIe": GpuSpeed(7.56e14, 2e12, 6.4e10),
-    "H100 NVL": GpuSpeed(8.35e14, 3.9e12, 6.4e10),
-    "H100": GpuSpeed(9.89e14, 3.35e12, 4.5e11),
-    "H800": GpuSpeed(9.89e14, 3.35e12, 2e11),
-    "H20": GpuSpeed(1.48e14, 4e12, 4.5e11),
-    "A100 SXM4 40GB": GpuSpeed(3.12e14, 1.555e12, 3e11),
-    "A100": GpuSpeed(3.12e14, 2.039e12, 3e11),
-    "A800": GpuSpeed(3.12e14, 2.039e12, 2e11),
-    "L40S": GpuSpeed(3.62e14, 8.64e11, 3.2e10),
-    "L40": GpuSpeed(1.81e14, 8.64e11, 3.2e10),
-    "L4": GpuSpeed(1.21e14, 3e11, 3.2e10),
-    "A10G": GpuSpeed(7.0e13, 6e11, 3.2e10),
-    "A10": GpuSpeed(1.25e14, 6e11, 3.2e10),
-    "RTX 5090": GpuSpeed(2.09e14, 1.792e12, 6.4e10),
-    "RTX 4090": GpuSpeed(1.65e14, 1.008e12, 3.2e10),
-    "RTX 3090": GpuSpeed(7.1e13, 9.36e11, 3.2e10),
-}
-"""Speeds from NVIDIA's data sheets and architecture white papers (`GB200`: of one of its GPUs), by part of the device
-name. The first match is used."""
-
-
-def find_gpu_speed(device_name: str) -> GpuSpeed | None:
-    """Return the speed of a GPU; None if the GPU is not in the table."""
-    words = f" {device_name.replace('-', ' ').replace('NVIDIA', '')} "
-    return next((speed for name, speed in GPU_SPEEDS.items() if f" {name} " in words), None)
-
-
-def find_peak_flops(device_name: str) -> float | None:
-    """Return the peak bfloat16 FLOP/s of a GPU; None if the GPU is not in the table."""
-    return speed.flops if (speed := find_gpu_speed(device_name)) else None
 
 
 @dataclass(frozen=True)
@@ -113,7 +69,8 @@ class MfuMeter:
     """Model FLOP/s utilization of an update, on GPUs with known peak FLOP/s."""
 
     def __init__(self, model: Any, device: str):
-        self.peak = find_peak_flops(torch.cuda.get_device_name()) if device == "cuda" else None
+        gpu = find_gpu(torch.cuda.get_device_name()) if device == "cuda" else None
+        self.peak = gpu.flops if gpu else None
         self.estimator = FlopsEstimator.from_model(model)
 
     def begin_update(self) -> None:

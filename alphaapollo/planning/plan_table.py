@@ -16,9 +16,12 @@ from alphaapollo.config.schema.trainer import Training
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.memory_plan import PROCESS, MemoryPlan, has_critic
 from alphaapollo.planning.model_memory import GIB
-from alphaapollo.planning.speed import CREDIT_BYTES, DRIVER_BYTES, LOG_BYTES, IterationTime, count_answers_at_once
+from alphaapollo.planning.speed import IterationTime, count_answers_at_once
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 from alphaapollo.utils.frequency import AUTO_SAVE_SECONDS
+
+# Bytes per token: in the driver, and with a critic or a KL in the reward (scripts/bench/results); in rollouts/.
+DRIVER_BYTES, CREDIT_BYTES, LOG_BYTES = 50, 110, 45
 
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
@@ -65,60 +68,57 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
 def describe_micro_batch(max_tokens: int, longest_row: int, rows_per_example: int = 1) -> str:
     """Describe the size of a micro-batch on the ranks that share its rows."""
     longest = longest_row * rows_per_example
-    exception = f", or {'one row' if rows_per_example == 1 else 'one example'} of up to {longest}"
-    return f"at most {max_tokens} tokens" + exception * (longest > max_tokens)
+    example = "one row" if rows_per_example == 1 else "the rows of one example"
+    return f"at most {max_tokens} tokens" + f", or {example}, of up to {longest}" * (longest > max_tokens)
 
 
-def describe_kv_cache(config: Config, memory: MemoryPlan | None) -> dict[str, str]:
-    """Return the plan row about the cache of an engine; none if it is unknown. config: with resolved values."""
-    if memory is None or not memory.kv_cache_tokens:
-        return {}
-    length = config.data.max_length
-    at_once, waiting = count_answers_at_once(config, memory, length)
-    answers = f"{at_once} answers of full length ({length:,} tokens with the prompt) at once, {waiting} wait"
-    return {"KV cache": f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"}
-
-
-def describe_iteration_time(times: tuple[IterationTime, IterationTime], source: str) -> dict[str, str]:
-    """Return the plan row about the time of an iteration. source: of the device's speed."""
-    fast, slow = times
-    parts = {"generate": (fast.generate, slow.generate), "update": (fast.update, slow.update)}
-    parts |= {"publish and driver": (fast.publish, slow.publish)}
-    words = ", ".join(f"{name} {format_range(*seconds)}" for name, seconds in parts.items())
-    speeds = sorted(part.tokens_per_second for part in times)
-    return {
-        "time": f"{format_range(fast.step, slow.step)} s per iteration ({words}), {format_range(*speeds)} tokens/s "
-        f"sampled; answers of half to full length, {source}"
-    }
-
-
-def describe_host_and_disk(
-    config: Config, memory: MemoryPlan, times: tuple[IterationTime, IterationTime] | None, prompt_length: float
+def describe_estimates(
+    config: Config, memory: MemoryPlan | None, times: tuple[IterationTime, IterationTime] | None
 ) -> dict[str, str]:
-    """Return the plan rows about the driver's memory and the files of a day. config: with resolved values."""
-    trainer, frequency = config.trainer, config.trainer.save_freq
-    tokens = config.trajectories_per_batch * (prompt_length + config.data.max_response_length)
-    needs_columns = has_critic(config) or config.algorithm.use_kl_in_reward
+    """Return the plan rows about the engines' cache, the driver's memory and, if their times are known, an iteration
+    and the files of a day. config: with resolved values."""
+    rows, data, trainer = dict[str, str](), config.data, config.trainer
+    if memory and memory.kv_cache_tokens:
+        at_once, waiting = count_answers_at_once(config, memory, data.max_length)
+        answers = (
+            f"{at_once} answers of full length ({data.max_length:,} tokens with the prompt) at once, {waiting} wait"
+        )
+        rows["KV cache"] = f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"
     batches = 1 + (max(1, trainer.max_staleness) if trainer.async_mode else 0)
-    driver = PROCESS["cpu"] + batches * tokens * (DRIVER_BYTES + CREDIT_BYTES * needs_columns)
-    in_driver = "" if has_worker_processes(trainer) else ", and the policy, which is in its process"
-    rows = {"driver memory": f"about {driver / GIB:.1f} GiB{in_driver}"}
-    if times is None:
-        return rows
-    days = [86_400 / part.step for part in reversed(times)]  # iterations
-    logs = [count * tokens * share * LOG_BYTES / GIB for count, share in zip(days, (1, 0.5), strict=True)]
-    disk = f"rollouts {format_range(*sorted(logs))} GiB a day"
-    if frequency != -1 and memory.checkpoint_copy_bytes:
-        size = memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1) / GIB
-        counts = [86_400 / AUTO_SAVE_SECONDS] * 2 if frequency == "auto" else [count / frequency for count in days]
-        kept = "all are" if trainer.max_ckpt_to_keep is None else f"{trainer.max_ckpt_to_keep} are"
-        disk += f"; {format_range(*counts)} checkpoints a day of {format_range(size, size)} GiB, {kept} kept"
-    return rows | {"disk": disk}
+    bytes_per_token = CREDIT_BYTES if has_critic(config) or config.algorithm.use_kl_in_reward else DRIVER_BYTES
+    driver = PROCESS["cpu"] + batches * config.trajectories_per_batch * data.max_length * bytes_per_token
+    in_driver = "" if has_worker_processes(trainer) else ", and the policy's memory"
+    rows["driver memory"] = f"at most about {driver / GIB:.1f} GiB{in_driver}"
+    if times:
+        fast, slow = times
+        parts = {"generate": (fast.generate, slow.generate), "update": (fast.update, slow.update)}
+        words = ", ".join(f"{name} {format_range(*seconds)}" for name, seconds in parts.items())
+        speeds, source = (
+            format_range(*(one.tokens_per_second for one in times)),
+            trainer.planned_device or "this machine",
+        )
+        lengths = "answers of half and of full length"
+        rows["time"] = (
+            f"{format_range(fast.step, slow.step)} s per iteration ({words}), {speeds} tokens/s ({lengths}; {source})"
+        )
+        logs = (86_400 / one.step * one.tokens * LOG_BYTES / GIB for one in times)
+        rows["disk"] = f"rollouts {format_range(*logs)} GiB a day"
+        if memory and memory.checkpoint_copy_bytes:
+            size = (
+                memory.checkpoint_copy_bytes / GIB * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1)
+            )
+            seconds = [
+                AUTO_SAVE_SECONDS if trainer.save_freq == "auto" else trainer.save_freq * one.step for one in times
+            ]
+            written = format_range(*(86_400 / one * size for one in seconds))
+            kept = trainer.max_ckpt_to_keep or "all"
+            rows["disk"] += f"; checkpoints {written} GiB a day, {kept} kept of {format_range(size, size)} GiB each"
+    return rows
 
 
-def format_range(low: float, high: float) -> str:
-    """Format two numbers, e.g. `1.8 to 350`; one, if they look equal."""
-    texts = [f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in (low, high)]
+def format_range(*numbers: float) -> str:
+    """Format numbers in ascending order, e.g. `1.8 to 350`; those that look equal once."""
+    texts = [f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in sorted(numbers)]
     return " to ".join(dict.fromkeys(texts))
 
 

@@ -16,15 +16,13 @@ from alphaapollo.launch.inputs import check_rewards, read_prompts
 from alphaapollo.launch.policy import PolicyPreparation
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
-    describe_host_and_disk,
-    describe_iteration_time,
-    describe_kv_cache,
+    describe_estimates,
     describe_memory_peak,
     describe_micro_batch,
     describe_sharding,
     summarize_memory,
 )
-from alphaapollo.planning.speed import IterationTime, estimate_iteration, find_device_speed
+from alphaapollo.planning.speed import IterationEstimator, IterationTime, find_device_speed
 from alphaapollo.planning.trials import NUM_ROWS, describe_sources, try_environment
 from alphaapollo.rollout.suites import Suite, make_suites
 from alphaapollo.runs.run_plan import RunPlan
@@ -61,7 +59,6 @@ class RlPreparation(PolicyPreparation):
     reward_model_tokenizer: RewardModelTokenizer | None = None
     has_reward_function: bool  # whether a reward function or the environment computes a reward, besides a reward model
     sources: dict[str, str]  # data source -> what is known about its training prompts
-    prompt_length: float  # in a dry run: median of the first prompts
     times: tuple[IterationTime, IterationTime] | None = None  # in a dry run, if the speed of the device is known
 
     @property
@@ -88,12 +85,6 @@ class RlPreparation(PolicyPreparation):
     def describe(self) -> RunPlan:
         """Describe model, data, sizes and schedules of the run, its memory, and all notices."""
         rows = _describe_algorithm_and_data(self) | _describe_iterations(self) | self.plan.placement.describe_roles()
-        if self.times and self.memory:
-            device = self.config.trainer.planned_device or "this machine"
-            source = "measured" if self.plan.placement.device == "cpu" else "from the GPU's data sheet"
-            rows |= describe_iteration_time(self.times, f"speed of {device} {source}")
-        if self.config.trainer.dry_run and self.memory:
-            rows |= describe_host_and_disk(self.chosen, self.memory, self.times, self.prompt_length)
         return RunPlan(rows, summarize_memory(self.memory), self.all_notices, data=self.findings)
 
     def list_graded_prompts(self) -> Sequence[Prompt]:
@@ -159,14 +150,14 @@ class RlPreparation(PolicyPreparation):
     def plan_memory(self) -> None:
         """Plan the memory and, in a dry run, estimate the time of an iteration."""
         super().plan_memory()
+        placement, skips_rows = self.plan.placement, self.plan.skips_rows_without_advantage
         if not self.config.trainer.dry_run or self.memory is None:
             return
-        self.prompt_length = median(self.renderer.count_prompt_tokens(self.prompts[:NUM_ROWS]))
-        if speed := find_device_speed(self.chosen, self.plan.placement, self.machine):
-            adapts = bool(self.model.lora_rank)  # the base model is the reference
-            passes = self.plan.needs_old_logprobs + (adapts and self.config.needs_reference)
-            lengths = self.prompt_length, passes
-            self.times = estimate_iteration(self.chosen, self.memory, speed, self.plan.placement, *lengths)
+        if speed := find_device_speed(self.chosen, placement, self.machine):
+            prompt = median(self.renderer.count_prompt_tokens(self.prompts[:NUM_ROWS]))
+            has_base_pass = bool(self.model.lora_rank) and self.config.needs_reference  # the base is the reference
+            settings = prompt, self.plan.needs_old_logprobs + has_base_pass, 0.5 if skips_rows else 1.0
+            self.times = IterationEstimator(self.chosen, self.memory, placement, *settings).estimate(speed)
 
     @property
     def accuracy_settings(self) -> list[str]:
@@ -245,5 +236,5 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel_size}",
         **describe_sharding(plan.memory, plan.placement.num_ranks),
-        **describe_kv_cache(run.chosen, plan.memory),
+        **describe_estimates(run.chosen, plan.memory, run.times),
     }
