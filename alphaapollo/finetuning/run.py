@@ -159,7 +159,7 @@ class FinetuningPreparation(Preparation):
             "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
             **describe_mixture(self.config.data, dict(enumerate(plan.train.file_sizes)), epochs),
             "steps": f"{plan.goal.max_steps} of {size} examples, {epochs:.2f} epochs",
-            "micro-batch": describe_micro_batch(plan.max_tokens, request.longest_row, request.rows_per_example),
+            "micro-batch": describe_micro_batch(plan.max_tokens, request.longest_row * request.rows_per_example),
             "ranks": f"{plan.placement.describe_ranks()}, {controller}",
             "files": format_value(plan.config.data.train_files),
             "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory, trainer.keep_best),

@@ -119,9 +119,8 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine, notices: list[
         return replace_values(changed, {f"actor_rollout_ref.{name}": section for name, section in chosen.items()})
 
     device, is_auto = plan.placement.device, config.actor_rollout_ref.model.enable_gradient_checkpointing == "auto"
-    planned = fit_to_memory_if_measurable(resolve({}), device, machine, is_auto, resolve=resolve)
-    fitted, memory, memory_notices = planned
-    notices += memory_notices
+    fitted, memory, more = fit_to_memory_if_measurable(resolve({}), device, machine, is_auto, resolve=resolve)
+    notices += more
     chosen = fitted.actor_rollout_ref
     return replace(
         plan,

@@ -65,11 +65,9 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     return rows | ({"traffic": received} if memory.traffic_bytes else {})
 
 
-def describe_micro_batch(max_tokens: int, longest_row: int, rows_per_example: int = 1) -> str:
-    """Describe the size of a micro-batch on the ranks that share its rows."""
-    longest = longest_row * rows_per_example
-    example = "one row" if rows_per_example == 1 else "the rows of one example"
-    return f"at most {max_tokens} tokens" + f", or {example}, of up to {longest}" * (longest > max_tokens)
+def describe_micro_batch(max_tokens: int, longest: int) -> str:
+    """Describe the size of a micro-batch on the ranks that share its rows. longest: tokens of the longest example."""
+    return f"at most {max_tokens} tokens" + f", or one longer example of up to {longest}" * (longest > max_tokens)
 
 
 def describe_estimates(
@@ -77,42 +75,27 @@ def describe_estimates(
 ) -> dict[str, str]:
     """Return the plan rows about the engines' cache, the driver's memory and, if their times are known, an iteration
     and the files of a day. config: with resolved values."""
-    rows, data, trainer = dict[str, str](), config.data, config.trainer
+    rows, trainer, length, days = dict[str, str](), config.trainer, config.data.max_length, 86_400 / GIB
     if memory and memory.kv_cache_tokens:
-        at_once, waiting = count_answers_at_once(config, memory, data.max_length)
-        answers = (
-            f"{at_once} answers of full length ({data.max_length:,} tokens with the prompt) at once, {waiting} wait"
-        )
+        at_once, waiting = count_answers_at_once(config, memory, length)
+        answers = f"{at_once} answers of full length ({length:,} with the prompt) at once, {waiting} wait"
         rows["KV cache"] = f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"
-    batches = 1 + (max(1, trainer.max_staleness) if trainer.async_mode else 0)
-    bytes_per_token = CREDIT_BYTES if has_critic(config) or config.algorithm.use_kl_in_reward else DRIVER_BYTES
-    driver = PROCESS["cpu"] + batches * config.trajectories_per_batch * data.max_length * bytes_per_token
+    tokens = config.trajectories_per_batch * length * (1 + (max(1, trainer.max_staleness) if trainer.async_mode else 0))
+    has_columns = has_critic(config) or config.algorithm.use_kl_in_reward
+    driver = (PROCESS["cpu"] + tokens * (CREDIT_BYTES if has_columns else DRIVER_BYTES)) / GIB
     in_driver = "" if has_worker_processes(trainer) else ", and the policy's memory"
-    rows["driver memory"] = f"at most about {driver / GIB:.1f} GiB{in_driver}"
-    if times:
-        fast, slow = times
-        parts = {"generate": (fast.generate, slow.generate), "update": (fast.update, slow.update)}
-        words = ", ".join(f"{name} {format_range(*seconds)}" for name, seconds in parts.items())
-        speeds, source = (
-            format_range(*(one.tokens_per_second for one in times)),
-            trainer.planned_device or "this machine",
-        )
-        lengths = "answers of half and of full length"
-        rows["time"] = (
-            f"{format_range(fast.step, slow.step)} s per iteration ({words}), {speeds} tokens/s ({lengths}; {source})"
-        )
-        logs = (86_400 / one.step * one.tokens * LOG_BYTES / GIB for one in times)
-        rows["disk"] = f"rollouts {format_range(*logs)} GiB a day"
-        if memory and memory.checkpoint_copy_bytes:
-            size = (
-                memory.checkpoint_copy_bytes / GIB * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1)
-            )
-            seconds = [
-                AUTO_SAVE_SECONDS if trainer.save_freq == "auto" else trainer.save_freq * one.step for one in times
-            ]
-            written = format_range(*(86_400 / one * size for one in seconds))
-            kept = trainer.max_ckpt_to_keep or "all"
-            rows["disk"] += f"; checkpoints {written} GiB a day, {kept} kept of {format_range(size, size)} GiB each"
+    rows["driver memory"] = f"at most about {driver:.1f} GiB{in_driver}"
+    if memory is None or times is None:
+        return rows
+    step, generate, update, speed, _ = (format_range(*values) for values in zip(*times, strict=True))
+    source = f"answers of half and of full length; {trainer.planned_device or 'this machine'}"
+    rows["time"] = f"{step} s per iteration (generate {generate}, update {update}), {speed} tokens/s ({source})"
+    rows["disk"] = f"rollouts {format_range(*(days / one.step * one.tokens * LOG_BYTES for one in times))} GiB a day"
+    if size := memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1):
+        frequency, kept = trainer.save_freq, trainer.max_ckpt_to_keep or "all"
+        seconds = (AUTO_SAVE_SECONDS if frequency == "auto" else frequency * one.step for one in times)
+        written, each = format_range(*(days / one * size for one in seconds)), format_range(size / GIB)
+        rows["disk"] += f"; checkpoints {written} GiB a day, {kept} kept of {each} GiB each"
     return rows
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,10 @@ from alphaapollo.planning.engine_memory import count_kv_token_bytes
 from alphaapollo.planning.memory_plan import MemoryPlan, find_micro_batch_shape, has_critic
 from alphaapollo.planning.model_memory import estimate_layer_bytes, get_dtype_bytes, load_model_sizes
 
-# Shares of the speed of products, and of memory and links, that a run reaches: (fast, slow); assumed for GPUs.
-EFFICIENCY: dict[Device, tuple[tuple[float, float], ...]] = {
-    "cuda": ((0.7, 0.85), (0.4, 0.6)),
-    "cpu": ((1.0, 1.0), (0.8, 0.8)),
+# Shares that a run reaches of each value of DeviceSpeed: (fast, slow); assumed for GPUs.
+EFFICIENCY: dict[Device, tuple[tuple[float, ...], ...]] = {
+    "cuda": ((0.7, 0.7, 0.85, 0.85, 1.0), (0.4, 0.4, 0.6, 0.6, 1.0)),
+    "cpu": ((1.0,) * 5, (0.8, 0.8, 0.8, 0.8, 1.0)),
 }
 NETWORK, HOST_LINK = 5e10, 2.5e10  # bytes/s between nodes (one 400 Gb/s adapter per node), and to host memory (PCIe)
 ENGINE_STEP, ALL_REDUCE = 4e-3, 2e-5  # seconds of an engine's step, and of a reduction, besides traffic (assumed)
@@ -75,20 +76,18 @@ def find_device_speed(config: Config, placement: Placement, machine: Machine) ->
     role, threads = config.actor_rollout_ref, torch.get_num_threads()
     width, limit = load_model_sizes(role.model).hidden_size, min(512, get_resolved(role.rollout.max_num_seqs))
     sizes = (min(4096, int(np.prod(find_micro_batch_shape(config)))), role.model.dtype), (limit, role.rollout.dtype)
+    flops = list[float]()
     torch.set_num_threads(placement.threads)
     try:
-        flops = [_measure_product(rows, width, getattr(torch, dtype)) for rows, dtype in sizes]
+        for rows, dtype in sizes:
+            left, right = (torch.ones(count, width, dtype=getattr(torch, dtype)) for count in (rows, 3 * width))
+            flops.append(6 * rows * width**2 / _measure_seconds(partial(torch.nn.functional.linear, left, right)))
         source, target = torch.zeros(2, 2**26, dtype=torch.uint8)
         bandwidth = 2 * source.numel() / _measure_seconds(lambda: target.copy_(source))
     finally:
         torch.set_num_threads(threads)
     loop = _measure_seconds(lambda: sum(index & 3 for index in range(SEQUENCE_OPERATIONS)))
     return DeviceSpeed(*flops, bandwidth, bandwidth, loop)
-
-
-def _measure_product(rows: int, width: int, dtype: torch.dtype) -> float:
-    left, right = torch.ones(rows, width, dtype=dtype), torch.ones(3 * width, width, dtype=dtype)
-    return 6 * rows * width**2 / _measure_seconds(lambda: torch.nn.functional.linear(left, right))
 
 
 def _measure_seconds(call: Callable[[], object]) -> float:
@@ -113,23 +112,20 @@ class IterationEstimator:
 
     def estimate(self, speed: DeviceSpeed) -> tuple[IterationTime, IterationTime]:
         """Estimate (fast, slow)."""
-        config, device = self.config, self.placement.device
-        fixed, weights = TRAJECTORY * config.trajectories_per_batch + PUBLISH[device], self._engine_weights
-        times = list[IterationTime]()
-        for share, trained, (products, transfers) in zip(
-            (0.5, 1.0), (self.trained_share, 1.0), EFFICIENCY[device], strict=True
-        ):
-            shares = (products, products, transfers, transfers, 1)
-            reached = DeviceSpeed(*(share * value for share, value in zip(shares, speed, strict=True)))
+        config, device, times = self.config, self.placement.device, list[IterationTime]()
+        count, runs_ahead = config.trajectories_per_batch, config.trainer.async_mode == "separate"
+        for share, trained, shares in zip((0.5, 1.0), (self.trained_share, 1.0), EFFICIENCY[device], strict=True):
+            reached = DeviceSpeed(*(part * value for part, value in zip(shares, speed, strict=True)))
             response = share * config.data.max_response_length
-            generate = self.estimate_generation(reached, response)
-            update = self.estimate_update(reached, response, trained)
-            runs_ahead = config.trainer.async_mode == "separate" and config.trainer.max_staleness > 0
+            generate, update = (
+                self.estimate_generation(reached, response),
+                self.estimate_update(reached, response, trained),
+            )
             step = max(generate, update) if runs_ahead else generate + update
-            step += weights * (6 / reached.bandwidth + 1 / reached.link) + fixed
-            sampled = response * config.trajectories_per_batch
-            tokens = sampled + self.prompt * config.trajectories_per_batch
-            times.append(IterationTime(step, generate, update, sampled / generate, tokens))
+            step += self._engine_weights * (6 / reached.bandwidth + 1 / reached.link)
+            step += TRAJECTORY * count + PUBLISH[device]
+            sampled = response * count / generate
+            times.append(IterationTime(step, generate, update, sampled, count * (response + self.prompt)))
         return times[0], times[1]
 
     @property

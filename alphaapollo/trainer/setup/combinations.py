@@ -11,7 +11,7 @@ from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import list_keys
+from alphaapollo.config.keys import get_value, list_keys
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.requirements import CheckContext, Requirement, find_conflicts, requirement
 from alphaapollo.config.schema import Config
@@ -49,17 +49,14 @@ def check_setting_combinations(
 
 def describe_unusual_presets(config: Config, user_settings: UserSettings) -> list[str]:
     """Return notices about values of presets that are unusual for the lengths of the run."""
-    actor, limit = config.actor_rollout_ref.actor, config.data.max_response_length
-    coefficients = {
-        f"{ACTOR}.kl_loss_coef": (actor.use_kl_loss, actor.kl_loss_coef),
-        "algorithm.kl_ctrl.kl_coef": (config.algorithm.use_kl_in_reward, config.algorithm.kl_ctrl.kl_coef),
-    }
+    presets, limit, usual = ", ".join(user_settings.presets), config.data.max_response_length, LONG_ANSWER_KL
+    used = {f"{ACTOR}.use_kl_loss": f"{ACTOR}.kl_loss_coef", "algorithm.use_kl_in_reward": "algorithm.kl_ctrl.kl_coef"}
+    values = {key: float(str(get_value(config, key))) for switch, key in used.items() if get_value(config, switch)}
     return [
-        f"{', '.join(user_settings.presets)} sets {key}={value:g}, unusual for answers of up to {limit} tokens: "
-        f"published runs with {LONG_ANSWER} tokens or more use 0 to {LONG_ANSWER_KL:g}. Set {key}={LONG_ANSWER_KL:g}."
-        for key, (is_used, value) in coefficients.items()
-        if is_used and value > 10 * LONG_ANSWER_KL and limit >= LONG_ANSWER
-        if user_settings.presets and key not in user_settings.keys
+        f"{presets} sets {key}={value:g}, unusual for answers of up to {limit} tokens: published runs with "
+        f"{LONG_ANSWER} tokens or more use 0 to {usual:g}. Set {key}={usual:g}."
+        for key, value in values.items()
+        if presets and limit >= LONG_ANSWER and value > 10 * usual and key not in user_settings.keys
     ]
 
 
