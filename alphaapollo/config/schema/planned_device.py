@@ -18,7 +18,7 @@ class Gpu(NamedTuple):
     link: float  # bytes/s from other GPUs of its node, in one direction: NVLink or PCIe
 
 
-GPUS = {
+GPUS = {  # speeds from NVIDIA's data sheets and architecture white papers; gb200: a GPU of a superchip
     "gb200": Gpu("GB200", 0, 2.5e15, 8e12, 9e11),
     "b200": Gpu("B200", 183359, 2.25e15, 8e12, 9e11),
     "gh200": Gpu("GH200", 0, 9.89e14, 4.9e12, 4.5e11),
@@ -40,7 +40,6 @@ GPUS = {
     "rtx4090": Gpu("RTX 4090", 24564, 1.65e14, 1.008e12, 3.2e10),
     "rtx3090": Gpu("RTX 3090", 0, 7.1e13, 9.36e11, 3.2e10),
 }
-"""Speeds from NVIDIA's data sheets and architecture white papers; `gb200` is one of the GPUs of a superchip."""
 
 
 def get_planned_gpu_memory(device: str) -> int:
@@ -60,8 +59,7 @@ def find_gpu(device_name: str) -> Gpu | None:
 
 
 def _check_device(device: str) -> str:
-    if device:
-        get_planned_gpu_memory(device)
+    assert not device or get_planned_gpu_memory(device)
     return device
 
 
