@@ -91,11 +91,10 @@ def describe_estimates(
     source = f"answers of half and of full length; {trainer.planned_device or 'this machine'}"
     rows["time"] = f"{step} s per iteration (generate {generate}, update {update}), {speed} tokens/s ({source})"
     rows["disk"] = f"rollouts {format_range(*(days / one.step * one.tokens * LOG_BYTES for one in times))} GiB a day"
-    if size := memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1):
-        frequency, kept = trainer.save_freq, trainer.max_ckpt_to_keep or "all"
-        seconds = (AUTO_SAVE_SECONDS if frequency == "auto" else frequency * one.step for one in times)
-        written, each = format_range(*(days / one * size for one in seconds)), format_range(size / GIB)
-        rows["disk"] += f"; checkpoints {written} GiB a day, {kept} kept of {each} GiB each"
+    if trainer.save_freq > 0:
+        size = memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1)
+        written, kept = (days / one.step / trainer.save_freq * size for one in times), trainer.max_ckpt_to_keep or "all"
+        rows["disk"] += f"; checkpoints {format_range(*written)} GiB a day, {kept} kept of {format_range(size / GIB)}"
     return rows
 
 

@@ -20,9 +20,15 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.planned_device import find_gpu
 from alphaapollo.controller.placement import Machine, Placement
+from alphaapollo.models.flops import FlopsEstimator
 from alphaapollo.planning.engine_memory import count_kv_token_bytes
 from alphaapollo.planning.memory_plan import MemoryPlan, find_micro_batch_shape, has_critic
-from alphaapollo.planning.model_memory import estimate_layer_bytes, get_dtype_bytes, load_model_sizes
+from alphaapollo.planning.model_memory import (
+    count_adapter_parameters,
+    estimate_layer_bytes,
+    get_dtype_bytes,
+    load_model_sizes,
+)
 
 # Shares that a run reaches of each value of DeviceSpeed: (fast, slow); assumed for GPUs.
 EFFICIENCY: dict[Device, tuple[tuple[float, ...], ...]] = {
@@ -87,7 +93,7 @@ def find_device_speed(config: Config, placement: Placement, machine: Machine) ->
     finally:
         torch.set_num_threads(threads)
     loop = _measure_seconds(lambda: sum(index & 3 for index in range(SEQUENCE_OPERATIONS)))
-    return DeviceSpeed(*flops, bandwidth, bandwidth, loop)
+    return DeviceSpeed(flops[0], flops[1], bandwidth, bandwidth, loop)
 
 
 def _measure_seconds(call: Callable[[], object]) -> float:
@@ -113,14 +119,13 @@ class IterationEstimator:
     def estimate(self, speed: DeviceSpeed) -> tuple[IterationTime, IterationTime]:
         """Estimate (fast, slow)."""
         config, device, times = self.config, self.placement.device, list[IterationTime]()
-        count, runs_ahead = config.trajectories_per_batch, config.trainer.async_mode == "separate"
+        count = config.trajectories_per_batch
+        runs_ahead = config.trainer.async_mode == "separate" and config.engine_staleness > 0
         for share, trained, shares in zip((0.5, 1.0), (self.trained_share, 1.0), EFFICIENCY[device], strict=True):
             reached = DeviceSpeed(*(part * value for part, value in zip(shares, speed, strict=True)))
             response = share * config.data.max_response_length
-            generate, update = (
-                self.estimate_generation(reached, response),
-                self.estimate_update(reached, response, trained),
-            )
+            generate = self.estimate_generation(reached, response)
+            update = self.estimate_update(reached, response, trained)
             step = max(generate, update) if runs_ahead else generate + update
             step += self._engine_weights * (6 / reached.bandwidth + 1 / reached.link)
             step += TRAJECTORY * count + PUBLISH[device]
@@ -155,16 +160,16 @@ class IterationEstimator:
         updates = config.actor_rollout_ref.actor.ppo_epochs * trained_share
         updates += config.critic.ppo_epochs if has_critic(config) else 0
         passes = self.num_passes + memory.frozen_parameters / sizes.parameters + has_critic(config)  # forward
-        passes += updates * (4 if model.enable_gradient_checkpointing is True else 3)
-        flops = 2.0 * sizes.parameters * rows * length
-        if sizes.flops:
-            flops = sizes.flops.estimate_training_flops(np.full(rows, length)) / 3
+        trained, backward = count_adapter_parameters(model) or sizes.parameters, 1 if model.lora_rank else 2
+        passes += updates * (1 + backward + (model.enable_gradient_checkpointing is True))
+        estimator = sizes.flops or FlopsEstimator(sizes.parameters, sizes.parameters, 0, 0)
+        flops = estimator.estimate_training_flops(np.full(rows, length)) / 3
         saved = rows * sizes.num_layers * estimate_layer_bytes(model, 1, int(length))
         ranks, ranks_per_node = self.placement.num_ranks, self.placement.ranks_per_node
         compute = passes * (flops / speed.train_flops + 2 * saved / speed.bandwidth) / ranks
         micro_batches = rows * length / ranks / np.prod(find_micro_batch_shape(config))
         link = speed.link if memory.shards <= ranks_per_node else min(speed.link, NETWORK)
         traffic = updates * max(config.num_mini_batches, float(micro_batches)) * memory.traffic_bytes / link
-        step = 28 * sizes.parameters / memory.shards / speed.bandwidth  # weights, gradient, moments: read, written
+        step = 28 * trained / memory.shards / speed.bandwidth  # weights, gradient, moments: read, written
         step += 2 * memory.offloaded_bytes / ranks_per_node / HOST_LINK
         return max(compute, traffic) + updates * config.num_mini_batches * step
