@@ -74,9 +74,11 @@ def describe_estimates(
     config: Config, memory: MemoryPlan | None, times: tuple[IterationTime, IterationTime] | None
 ) -> dict[str, str]:
     """Return the plan rows about the engines' cache, the driver's memory and, if their times are known, an iteration
-    and the files of a day. config: with resolved values."""
+    and the files of a day; none if the memory is unknown. config: with resolved values."""
+    if memory is None:
+        return {}
     rows, trainer, length, days = dict[str, str](), config.trainer, config.data.max_length, 86_400 / GIB
-    if memory and memory.kv_cache_tokens:
+    if memory.kv_cache_tokens:
         at_once, waiting = count_answers_at_once(config, memory, length)
         answers = f"{at_once} answers of full length ({length:,} with the prompt) at once, {waiting} wait"
         rows["KV cache"] = f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"
@@ -85,7 +87,7 @@ def describe_estimates(
     driver = (PROCESS["cpu"] + tokens * (CREDIT_BYTES if has_columns else DRIVER_BYTES)) / GIB
     in_driver = "" if has_worker_processes(trainer) else ", and the policy's memory"
     rows["driver memory"] = f"at most about {driver:.1f} GiB{in_driver}"
-    if memory is None or times is None:
+    if times is None:
         return rows
     step, generate, update, speed, _ = (format_range(*values) for values in zip(*times, strict=True))
     source = f"answers of half and of full length; {trainer.planned_device or 'this machine'}"
