@@ -70,7 +70,7 @@ class MfuMeter:
 
     def __init__(self, model: Any, device: str):
         gpu = find_gpu(torch.cuda.get_device_name()) if device == "cuda" else None
-        self.peak = gpu.flops if gpu else None
+        self.peak = 1e12 * gpu.tflops if gpu else None
         self.estimator = FlopsEstimator.from_model(model)
 
     def begin_update(self) -> None:

@@ -144,7 +144,9 @@ def compute_mfu(model: Any, work: Work, seconds: float) -> float | None:
     """Model FLOP/s utilization; None if the peak FLOP/s of the device are unknown."""
     size = FlopsEstimator.from_model(model)
     gpu = find_gpu(torch.cuda.get_device_name()) if work.kit.on_gpu else None
-    return size.estimate_training_flops(work.batch.rows.lengths) / seconds / gpu.flops if gpu and size else None
+    return (
+        size.estimate_training_flops(work.batch.rows.lengths) / seconds / (1e12 * gpu.tflops) if gpu and size else None
+    )
 
 
 def count_waits(worker: PolicyWorker, work: Work) -> float:

@@ -37,7 +37,7 @@ def list_expectations(check: str, gpu: str = H100, gpu_memory: int = H100_MEMORY
         waits = sum(count_update().values()) / MICRO_BATCHES
         found["waits_per_micro_batch"] = (waits, waits, SIMULATION)
     if module == "versions" and (known := find_gpu(gpu)):
-        found["matmul_tflops"] = (0.0, known.flops / 1e12, DATA_SHEET)
+        found["matmul_tflops"] = (0.0, known.tflops, DATA_SHEET)
     if "H100" in gpu:
         found |= {name: (*values, ESTIMATE) for name, values in ESTIMATES.get(check, {}).items()}
     return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from alphaapollo.config.schema.planned_device import GPUS, find_gpu
-from alphaapollo.controller.placement import Machine, Placement
+from alphaapollo.controller.placement import Machine, Placement, query_smallest_gpu
 from alphaapollo.planning import speed
 from alphaapollo.planning.memory_plan import plan_memory
 from alphaapollo.planning.model_memory import GIB, load_model_sizes
@@ -79,3 +80,13 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config.model_copy(update={"data": config.data.model_copy(update={"max_response_length": 64})})
     found = find_device_speed(config, Placement(device="cpu", ranks_per_node=1, threads=1), Machine(2, 0))
     assert found and min(found) > 0 and found.train_flops > 1e9 and found.sequence_step < 0.1
+
+
+def test_the_smallest_gpu_of_this_machine_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '143771, NVIDIA H200'\necho '81559, NVIDIA H100 80GB HBM3'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert query_smallest_gpu() == {"gpu_memory": 81559 * 2**20, "gpu_name": "NVIDIA H100 80GB HBM3"}
+    tool.write_text("#!/bin/sh\necho 'No devices were found'\n")
+    assert query_smallest_gpu() == {"gpu_memory": 0, "gpu_name": ""}
