@@ -104,13 +104,9 @@ def _choose_settings(
     size_keys = [key for key in size_keys if has_several_nodes and get_value(config, key) == -1]
     config = replace_values(config, dict.fromkeys(size_keys, config.trainer.num_ranks))
     options = list_fast_settings(config, device, [*auto_keys, *(size_keys if capacity else ())], request)
-    plans = list[tuple[ConfigT, MemoryPlan]]()
-    for settings in options:
-        changed = replace_values(config, settings)
-        plans.append((changed, plan_memory(changed, device, capacity, request)))
-        if not plans[-1][1].excess:
-            return plans[-1]
-    return min(plans, key=lambda item: item[1].excess)
+    changed = [replace_values(config, settings) for settings in options]
+    plans = ((one, plan_memory(one, device, capacity, request)) for one in changed)
+    return min(plans, key=lambda item: item[1].excess)  # the first one that fits
 
 
 def fit_to_memory_if_measurable(

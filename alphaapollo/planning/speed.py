@@ -120,7 +120,8 @@ class IterationEstimator:
     def estimate(self, speed: DeviceSpeed) -> tuple[IterationTime, IterationTime]:
         """Estimate (fast, slow)."""
         config, device, times = self.config, self.placement.device, list[IterationTime]()
-        count = config.trajectories_per_batch
+        count, role = config.trajectories_per_batch, config.actor_rollout_ref
+        weights = get_dtype_bytes(role.rollout.dtype) * load_model_sizes(role.model).parameters
         runs_ahead = config.trainer.async_mode == "separate" and config.engine_staleness > 0
         for share, trained, shares in zip((0.5, 1.0), (self.trained_share, 1.0), EFFICIENCY[device], strict=True):
             reached = DeviceSpeed(*(part * value for part, value in zip(shares, speed, strict=True)))
@@ -128,16 +129,10 @@ class IterationEstimator:
             generate = self.estimate_generation(reached, response)
             update = self.estimate_update(reached, response, trained)
             step = max(generate, update) if runs_ahead else generate + update
-            step += self._engine_weights * (6 / reached.bandwidth + 1 / reached.link)
-            step += TRAJECTORY * count + PUBLISH[device]
+            step += weights * (6 / reached.bandwidth + 1 / reached.link) + TRAJECTORY * count + PUBLISH[device]
             sampled = response * count / generate
             times.append(IterationTime(step, generate, update, sampled, count * (response + self.prompt)))
         return times[0], times[1]
-
-    @property
-    def _engine_weights(self) -> int:
-        role = self.config.actor_rollout_ref
-        return get_dtype_bytes(role.rollout.dtype) * load_model_sizes(role.model).parameters
 
     def estimate_generation(self, speed: DeviceSpeed, response: float) -> float:
         """Estimate the seconds in which an engine generates its part of a batch. It reads the experts in use."""
@@ -145,7 +140,7 @@ class IterationEstimator:
         sizes, width = load_model_sizes(role.model), get_dtype_bytes(role.rollout.dtype)
         active = sizes.flops.num_parameters if sizes.flops else sizes.parameters
         rows, waiting = count_answers_at_once(self.config, self.memory, self.prompt + response)
-        read = min(self._engine_weights, width * active * rows) / tp
+        read = width * min(sizes.parameters, active * rows) / tp
         read += rows * (self.prompt + response / 2) * count_kv_token_bytes(self.config)
         product = 2 * active / tp / speed.engine_flops  # seconds of a token
         step = read / speed.bandwidth + rows * (product + speed.sequence_step) + ENGINE_STEP
