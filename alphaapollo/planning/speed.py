@@ -78,8 +78,8 @@ def find_device_speed(config: Config, placement: Placement, machine: Machine) ->
     the model's size, copies and a Python loop for less than a second."""
     if placement.device == "cuda":
         gpu = find_gpu(machine.gpu_name)
-        flops = 1e12 * gpu.tflops if gpu else 0.0
-        return DeviceSpeed(flops, flops, 1e9 * gpu.bandwidth, 1e9 * gpu.link) if gpu else None
+        peak = 1e12 * gpu.tflops if gpu else 0.0
+        return DeviceSpeed(peak, peak, 1e9 * gpu.bandwidth, 1e9 * gpu.link) if gpu else None
     role, threads = config.actor_rollout_ref, torch.get_num_threads()
     width, limit = load_model_sizes(role.model).hidden_size, min(512, get_resolved(role.rollout.max_num_seqs))
     sizes = (min(4096, int(np.prod(find_micro_batch_shape(config)))), role.model.dtype), (limit, role.rollout.dtype)
