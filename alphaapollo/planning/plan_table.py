@@ -80,7 +80,7 @@ def describe_estimates(
     rows, trainer, length, days = dict[str, str](), config.trainer, config.data.max_length, 86_400 / GIB
     if memory.kv_cache_tokens:
         at_once, waiting = count_answers_at_once(config, memory, length)
-        answers = f"{at_once} answers of full length ({length:,} with the prompt) at once, {waiting} wait"
+        answers = f"{at_once} of {at_once + waiting} full answers ({length:,} with the prompt) at once, {waiting} wait"
         rows["KV cache"] = f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"
     tokens = config.trajectories_per_batch * length * (1 + (max(1, trainer.max_staleness) if trainer.async_mode else 0))
     has_columns = has_critic(config) or config.algorithm.use_kl_in_reward

@@ -69,7 +69,7 @@ def count_answers_at_once(config: Config, memory: MemoryPlan, length: float) -> 
     rollout = config.actor_rollout_ref.rollout
     rows = -(-config.trajectories_per_batch // (rollout.num_engines or 1))
     fit = int(memory.kv_cache_tokens // length) if memory.kv_cache_tokens else rows
-    at_once = max(1, min(rows, get_resolved(rollout.max_num_seqs), fit))
+    at_once = min(rows, get_resolved(rollout.max_num_seqs), fit)
     return at_once, rows - at_once
 
 
@@ -139,15 +139,16 @@ class IterationEstimator:
         role, tp = self.config.actor_rollout_ref, self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
         sizes, width = load_model_sizes(role.model), get_dtype_bytes(role.rollout.dtype)
         active = sizes.flops.num_parameters if sizes.flops else sizes.parameters
-        rows, waiting = count_answers_at_once(self.config, self.memory, self.prompt + response)
+        at_once, waiting = count_answers_at_once(self.config, self.memory, self.prompt + response)
+        rows, total = max(1, at_once), at_once + waiting
         read = width * min(sizes.parameters, active * rows) / tp
         read += rows * (self.prompt + response / 2) * count_kv_token_bytes(self.config)
         product = 2 * active / tp / speed.engine_flops  # seconds of a token
         step = read / speed.bandwidth + rows * (product + speed.sequence_step) + ENGINE_STEP
         if tp > 1:
             step += 2 * sizes.num_layers * (ALL_REDUCE + 2 * rows * sizes.hidden_size * width / speed.link)
-        prompts = (rows + waiting) / (self.config.group_size if role.rollout.enable_prefix_caching else 1)
-        return response * (1 + waiting / rows) * step + prompts * self.prompt * product
+        prompts = total / (self.config.group_size if role.rollout.enable_prefix_caching else 1)
+        return response * total / rows * step + prompts * self.prompt * product
 
     def estimate_update(self, speed: DeviceSpeed, response: float, trained_share: float) -> float:
         """Estimate the seconds of a rank for an iteration's passes and optimizer steps."""
