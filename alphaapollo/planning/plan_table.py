@@ -96,7 +96,9 @@ def describe_estimates(
     if trainer.save_freq > 0:
         size = memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1)
         written, kept = (days / one.step / trainer.save_freq * size for one in times), trainer.max_ckpt_to_keep or "all"
-        rows["disk"] += f"; checkpoints {format_range(*written)} GiB a day, {kept} kept of {format_range(size / GIB)}"
+        rows["disk"] += (
+            f"; checkpoints {format_range(*written)} GiB a day, {kept} of {format_range(size / GIB)} GiB kept"
+        )
     return rows
 
 
