@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from alphaapollo.config.resolve import count_engine_gpus, count_engine_processes, count_engine_threads, count_engines
 from alphaapollo.config.schema import Config, Rollout, Trainer, TuningConfig
@@ -22,6 +23,7 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
+    gpu_name: str = ""  # of nvidia-smi, or trainer.planned_device; "": no GPU, or unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,8 @@ def detect_machine() -> Machine:
     return Machine(
         num_cores=len(os.sched_getaffinity(0)),
         num_gpus=torch.cuda.device_count(),
-        gpu_memory=query_smallest_gpu_memory_bytes(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        **query_smallest_gpu(),
     )
 
 
@@ -127,8 +129,8 @@ def count_gpus_of_node(config: Config | TuningConfig) -> int:
 
 def make_planned_machine(config: Config | TuningConfig) -> Machine:
     """Return a node with the GPUs that trainer.planned_device names: as many as the run uses, at least eight."""
-    memory = get_planned_gpu_memory(config.trainer.planned_device)
-    return Machine(num_cores=0, num_gpus=max(8, count_gpus_of_node(config)), gpu_memory=memory)
+    num_gpus, device = max(8, count_gpus_of_node(config)), config.trainer.planned_device
+    return Machine(num_cores=0, num_gpus=num_gpus, gpu_memory=get_planned_gpu_memory(device), gpu_name=device)
 
 
 def list_visible_gpus(num_gpus: int) -> list[str]:
@@ -137,15 +139,17 @@ def list_visible_gpus(num_gpus: int) -> list[str]:
     return visible.split(",") if visible else [str(index) for index in range(num_gpus)]
 
 
-def query_smallest_gpu_memory_bytes() -> int:
-    """Return the memory of the smallest GPU of this machine in bytes; 0: unknown. Uses nvidia-smi, because torch would
-    initialize CUDA in this process."""
+def query_smallest_gpu() -> dict[str, Any]:
+    """Return the fields gpu_memory and gpu_name of Machine for the smallest GPU of this machine; {}: unknown. Uses
+    nvidia-smi, because torch would initialize CUDA in this process."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return 0
-    query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        return {}
+    query = [tool, "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
     result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    return min((int(line) * 2**20 for line in result.stdout.split("\n") if line.strip().isdigit()), default=0)
+    fields = [line.partition(", ") for line in result.stdout.splitlines() if line.partition(",")[0].strip().isdigit()]
+    mib, name = min(((int(memory), name.strip()) for memory, _, name in fields), default=(0, ""))
+    return {"gpu_memory": mib * 2**20, "gpu_name": name}
 
 
 def make_placement(config: Config, rollout: Rollout, device: Device, machine: Machine, has_critic: bool) -> Placement:

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from alphaapollo._version import __version__
 from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
 from alphaapollo.controller.errors import WorkerDied
-from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
+from alphaapollo.controller.placement import Machine, query_smallest_gpu
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import JOB_SIGNALS
 from alphaapollo.utils.heartbeat import read_process
@@ -58,7 +58,7 @@ def join_cluster(trainer: TrainerSection, rollout: Rollout | None = None) -> Mac
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
         num_gpus=max(int(node.get("GPU", 0)) for node in resources),
-        gpu_memory=query_smallest_gpu_memory_bytes(),  # memory on this machine; 0 (unknown) on a head node without GPUs
+        **query_smallest_gpu(),  # of this machine; unknown on a head node without GPUs
     )
 
 

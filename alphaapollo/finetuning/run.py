@@ -33,6 +33,7 @@ from alphaapollo.planning.model_requirements import ModelUse, choose_kernels
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
     describe_memory_peak,
+    describe_micro_batch,
     describe_sharding,
     summarize_memory,
 )
@@ -149,6 +150,7 @@ class FinetuningPreparation(Preparation):
     def describe(self) -> RunPlan:
         """Describe model, data, steps, ranks and memory of the run, and all notices."""
         trainer, memory, plan, size = self.config.trainer, self.memory, self.plan, self.config.data.train_batch_size
+        request = self.task.make_memory_request(self.train.examples)
         epochs, num_val = plan.goal.max_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
         without_ray = "in forked processes" if has_worker_processes(trainer) else "in this process"
         controller = "over Ray" if resolve_controller(trainer) == "ray" else without_ray
@@ -157,7 +159,7 @@ class FinetuningPreparation(Preparation):
             "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
             **describe_mixture(self.config.data, dict(enumerate(plan.train.file_sizes)), epochs),
             "steps": f"{plan.goal.max_steps} of {size} examples, {epochs:.2f} epochs",
-            "micro-batch": f"at most {plan.max_tokens} tokens",
+            "micro-batch": describe_micro_batch(plan.max_tokens, request.longest_row * request.rows_per_example),
             "ranks": f"{plan.placement.describe_ranks()}, {controller}",
             "files": format_value(plan.config.data.train_files),
             "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory, trainer.keep_best),

@@ -10,7 +10,7 @@ from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.resolve import count_engine_gpus, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Actor, Config, Critic, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
-from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
+from alphaapollo.planning.memory_fit import Settings, fit_to_memory_if_measurable, get_max_tokens, replace_values
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.model_requirements import choose_kernels
 from alphaapollo.types import Sampling
@@ -111,13 +111,16 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine, notices: list[
     """Add the estimate of device memory. Choose kernels, gradient checkpointing, token budget, the ranks that share a
     model and the engines' share of a GPU. Reads the models' config.json. If the run cannot fit, `memory.problem` of the
     returned plan says why. Appends to `notices`."""
-    role = config.actor_rollout_ref
-    plan = replace(plan, model=choose_kernels(plan.model, role.model))
-    resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    config = config.model_copy(update={"actor_rollout_ref": resolved})
-    device, is_checkpointing_auto = plan.placement.device, role.model.enable_gradient_checkpointing == "auto"
-    fitted, memory, memory_notices = fit_to_memory_if_measurable(config, device, machine, is_checkpointing_auto)
-    notices += memory_notices
+
+    def resolve(settings: Settings) -> Config:
+        changed = replace_values(config, settings)
+        plan, configured = resolve_plan(changed, machine, []), changed.actor_rollout_ref.model
+        chosen = {"model": choose_kernels(plan.model, configured), "rollout": plan.rollout}
+        return replace_values(changed, {f"actor_rollout_ref.{name}": section for name, section in chosen.items()})
+
+    device, is_auto = plan.placement.device, config.actor_rollout_ref.model.enable_gradient_checkpointing == "auto"
+    fitted, memory, more = fit_to_memory_if_measurable(resolve({}), device, machine, is_auto, resolve=resolve)
+    notices += more
     chosen = fitted.actor_rollout_ref
     return replace(
         plan,

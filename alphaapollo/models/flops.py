@@ -1,4 +1,4 @@
-"""Model FLOP/s utilization (MFU): FLOPs of training, and peak FLOP/s of GPUs (arXiv 2204.02311, appendix B)."""
+"""Model FLOP/s utilization (MFU): FLOPs of training by the peak FLOP/s of the GPU (arXiv 2204.02311, appendix B)."""
 
 from __future__ import annotations
 
@@ -11,38 +11,11 @@ import numpy as np
 import torch
 
 from alphaapollo.batching.batch import MiniBatch, Rows
+from alphaapollo.config.schema.planned_device import find_gpu
 from alphaapollo.models.decoder import find_vision_modules, get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
-
-PEAK = {
-    "GB200": 2.5e15,
-    "B200": 2.25e15,
-    "GH200": 9.89e14,
-    "H200": 9.89e14,
-    "H100 PCIe": 7.56e14,
-    "H100 NVL": 8.35e14,
-    "H100": 9.89e14,
-    "H800": 9.89e14,
-    "H20": 1.48e14,
-    "A100": 3.12e14,
-    "A800": 3.12e14,
-    "L40S": 3.62e14,
-    "L40": 1.81e14,
-    "L4": 1.21e14,
-    "A10G": 7.0e13,
-    "A10": 1.25e14,
-    "RTX 4090": 1.65e14,
-    "RTX 3090": 7.1e13,
-}
-"""Dense bfloat16 FLOP/s from data sheets, by part of the device name. The first match is used."""
-
-
-def find_peak_flops(device_name: str) -> float | None:
-    """Return the peak bfloat16 FLOP/s of a GPU; None if the GPU is not in the table."""
-    words = f" {device_name.replace('-', ' ').replace('NVIDIA', '')} "
-    return next((peak for name, peak in PEAK.items() if f" {name} " in words), None)
 
 
 @dataclass(frozen=True)
@@ -96,7 +69,8 @@ class MfuMeter:
     """Model FLOP/s utilization of an update, on GPUs with known peak FLOP/s."""
 
     def __init__(self, model: Any, device: str):
-        self.peak = find_peak_flops(torch.cuda.get_device_name()) if device == "cuda" else None
+        gpu = find_gpu(torch.cuda.get_device_name()) if device == "cuda" else None
+        self.peak = 1e12 * gpu.tflops if gpu else None
         self.estimator = FlopsEstimator.from_model(model)
 
     def begin_update(self) -> None:

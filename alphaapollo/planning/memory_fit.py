@@ -50,43 +50,32 @@ def fit_to_memory(
     host_memory: int = 0,
     request: MemoryRequest | None = None,
     num_gpus: int = 0,
+    resolve: Callable[[Settings], ConfigT] | None = None,
 ) -> tuple[ConfigT, MemoryPlan]:
     """Plan the memory of a run, and choose gradient checkpointing, the token budget, the ranks that share a model on
     several nodes, and the engines' share of a GPU, where they are `auto`. Returns the configuration and the plan. If
-    the run cannot fit, `problem` of the plan says why, and names keys with which it fits.
+    the run cannot fit, `problem` of the plan says why, and names keys whose own plan fits.
 
     capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: for fine-tuning.
-    num_gpus: GPUs of a node; 0: unknown.
+    num_gpus: GPUs of a node; 0: unknown. resolve: function that returns `config` as it is with further keys; None:
+    these keys change no other value.
     """
-    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
-    auto_keys = {checkpointing_key} if is_gradient_checkpointing_auto else set()
-    if get_value(config, budget_key) == "auto":
-        auto_keys.add(budget_key)
-        config = replace_value(config, budget_key, MAX_TOKENS)
-    has_several_nodes = device == "cuda" and config.trainer.nnodes > 1
-    size_keys = [key for key in size_keys if has_several_nodes and get_value(config, key) == -1]
-    config = replace_values(config, dict.fromkeys(size_keys, config.trainer.num_ranks))
 
-    def make_plan(settings: Settings) -> MemoryPlan:
-        return plan_memory(replace_values(config, settings), device, capacity, request)
+    def choose(config: ConfigT, settings: Settings) -> tuple[ConfigT, MemoryPlan]:
+        is_auto = is_gradient_checkpointing_auto and get_memory_keys(config)[1] not in settings
+        return _choose_settings(config, device, capacity, is_auto, request)
 
-    options = list_fast_settings(config, device, [*auto_keys, *(size_keys if capacity else ())], request)
-    chosen = next((settings for settings in options if not make_plan(settings).excess), None)
-    if chosen is None:
-        chosen = min(options, key=lambda settings: make_plan(settings).excess)
-    config = replace_values(config, chosen)
-    plan = make_plan({})
+    def list_errors(config: Config | TuningConfig) -> set[str]:
+        return {*find_conflicts(CheckContext(config, device, num_gpus)), *find_unmet_requirements(config)}
+
+    config, plan = choose(config, {})
     shortage = plan.describe_shortage()
     if shortage:
 
         def is_acceptable(settings: Settings) -> bool:
-            changed, changed_plan = replace_values(config, settings), make_plan(settings)
+            changed, changed_plan = choose(resolve(settings) if resolve else replace_values(config, settings), settings)
             missing = _explain_missing_host_memory(changed, changed_plan, host_memory)
             return not (changed_plan.describe_shortage() or missing or list_errors(changed) - known_errors)
-
-        def list_errors(changed: Config | TuningConfig) -> set[str]:
-            context = CheckContext(changed, device, num_gpus)
-            return {*find_conflicts(context), *find_unmet_requirements(changed)}
 
         known_errors = list_errors(config)  # that no settings avoid, e.g. because the machine is not known
         shortage += f" {suggest_settings(config, device, num_gpus, is_acceptable)}"
@@ -101,18 +90,38 @@ def fit_to_memory(
     return config, replace(plan, problem=problem, warning=warning, saves_in_background=copies_fit)
 
 
+def _choose_settings(
+    config: ConfigT, device: Device, capacity: int, is_gradient_checkpointing_auto: bool, request: MemoryRequest | None
+) -> tuple[ConfigT, MemoryPlan]:
+    """Return the configuration with the fastest values that fit, or that are nearest to it, where they are `auto`, and
+    its plan. Arguments as for fit_to_memory."""
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
+    auto_keys = {checkpointing_key} if is_gradient_checkpointing_auto else set()
+    if get_value(config, budget_key) == "auto":
+        auto_keys.add(budget_key)
+        config = replace_value(config, budget_key, MAX_TOKENS)
+    has_several_nodes = device == "cuda" and config.trainer.nnodes > 1
+    size_keys = [key for key in size_keys if has_several_nodes and get_value(config, key) == -1]
+    config = replace_values(config, dict.fromkeys(size_keys, config.trainer.num_ranks))
+    options = list_fast_settings(config, device, [*auto_keys, *(size_keys if capacity else ())], request)
+    changed = [replace_values(config, settings) for settings in options]
+    plans = ((one, plan_memory(one, device, capacity, request)) for one in changed)
+    return min(plans, key=lambda item: item[1].excess)  # the first one that fits
+
+
 def fit_to_memory_if_measurable(
     config: ConfigT,
     device: Device,
     machine: Machine,
     is_gradient_checkpointing_auto: bool,
     request: MemoryRequest | None = None,
+    resolve: Callable[[Settings], ConfigT] | None = None,
 ) -> tuple[ConfigT, MemoryPlan | None, list[str]]:
     """Call fit_to_memory, and also return notices. The plan is None if the sizes of the model cannot be read."""
     capacity = machine.memory if device == "cpu" else machine.gpu_memory
     checkpointing, host = is_gradient_checkpointing_auto, machine.memory
     try:
-        fitted, plan = fit_to_memory(config, device, capacity, checkpointing, host, request, machine.num_gpus)
+        fitted, plan = fit_to_memory(config, device, capacity, checkpointing, host, request, machine.num_gpus, resolve)
     except (RuntimeError, TypeError, AttributeError, LookupError) as error:  # from modeling code of any kind
         failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.!')}"
         if isinstance(config, Config) and config.actor_rollout_ref.rollout.gpu_memory_utilization == "auto":

@@ -65,6 +65,7 @@ class MemoryPlan:
     saves_in_background: bool = True  # whether the copies for checkpoints fit into memory
     shards: int = 1  # ranks that share one copy of the trained model
     traffic_bytes: int = 0  # bytes that a rank receives per micro-batch from the ranks that share its copy
+    frozen_parameters: int = 0  # of reference, teachers and reward model
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
 
@@ -143,6 +144,7 @@ def plan_memory(
         checkpoint_copy_bytes=ranks * copied if trainer.save_freq not in (-1, 0) or records else 0,
         shards=policy.shards,
         traffic_bytes=policy.traffic_bytes,
+        frozen_parameters=sum(model.sizes.parameters for model in frozen),
     )
     return _add_engines(config, plan, device) if isinstance(config, Config) else plan
 

@@ -23,6 +23,7 @@ from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.cpu_attention import MAX_KEYS
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
 from alphaapollo.models.expert_parallel import find_experts
+from alphaapollo.models.flops import FlopsEstimator
 from alphaapollo.models.lm_head import LOGIT_LIMITS
 from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
@@ -58,6 +59,7 @@ class ModelSizes:
     num_heads: int
     num_kv_heads: int  # over which tensor-parallel ranks divide the cache
     vision_parameters: int = 0  # of the vision tower; they are among root_parameters
+    flops: FlopsEstimator | None = None  # of full training; None: the number of experts is unknown
 
     def count_gathered_layer(self, ep_size: int) -> int:
         """Return the parameters of the largest layer after FSDP has gathered it on a rank."""
@@ -107,6 +109,7 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         num_heads=config.num_attention_heads,
         num_kv_heads=1 if latent_size else kv_heads,
         vision_parameters=sum(weight.numel() for part in find_vision_modules(model) for weight in part.parameters()),
+        flops=FlopsEstimator.from_model(model),
     )
 
 

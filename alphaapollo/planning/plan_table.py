@@ -9,14 +9,19 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from alphaapollo.config.keys import flatten_maps, format_value
+from alphaapollo.config.resolve import has_worker_processes
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
 from alphaapollo.config.schema.trainer import Training
 from alphaapollo.observability.console import Console
-from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.memory_plan import PROCESS, MemoryPlan, has_critic
 from alphaapollo.planning.model_memory import GIB
+from alphaapollo.planning.speed import IterationTime, count_answers_at_once
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 from alphaapollo.utils.frequency import AUTO_SAVE_SECONDS
+
+# Bytes per token: in the driver, and with a critic or a KL in the reward (scripts/bench/results); in rollouts/.
+DRIVER_BYTES, CREDIT_BYTES, LOG_BYTES = 50, 110, 45
 
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
@@ -58,6 +63,49 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + (" (HSDP)" if copies > 1 else "")}
     received = f"each rank receives {memory.traffic_bytes / 1e9:.1f} GB per micro-batch"
     return rows | ({"traffic": received} if memory.traffic_bytes else {})
+
+
+def describe_micro_batch(max_tokens: int, longest: int) -> str:
+    """Describe the size of a micro-batch on the ranks that share its rows. longest: tokens of the longest example."""
+    return f"at most {max_tokens} tokens" + f", or one longer example of up to {longest}" * (longest > max_tokens)
+
+
+def describe_estimates(
+    config: Config, memory: MemoryPlan | None, times: tuple[IterationTime, IterationTime] | None
+) -> dict[str, str]:
+    """Return the plan rows about the engines' cache, the driver's memory and, if their times are known, an iteration
+    and the files of a day; none if the memory is unknown. config: with resolved values."""
+    if memory is None:
+        return {}
+    rows, trainer, length, days = dict[str, str](), config.trainer, config.data.max_length, 86_400 / GIB
+    if memory.kv_cache_tokens:
+        at_once, waiting = count_answers_at_once(config, memory, length)
+        answers = f"{at_once} of {at_once + waiting} full answers ({length:,} with the prompt) at once, {waiting} wait"
+        rows["KV cache"] = f"{memory.kv_cache_tokens:,} tokens per engine: {answers}"
+    tokens = config.trajectories_per_batch * length * (1 + (max(1, trainer.max_staleness) if trainer.async_mode else 0))
+    has_columns = has_critic(config) or config.algorithm.use_kl_in_reward
+    driver = (PROCESS["cpu"] + tokens * (CREDIT_BYTES if has_columns else DRIVER_BYTES)) / GIB
+    in_driver = "" if has_worker_processes(trainer) else ", and the policy's memory"
+    rows["driver memory"] = f"at most about {driver:.1f} GiB{in_driver}"
+    if times is None:
+        return rows
+    step, generate, update, speed, _ = (format_range(*values) for values in zip(*times, strict=True))
+    source = f"answers of half and of full length; {trainer.planned_device or 'this machine'}"
+    rows["time"] = f"{step} s per iteration (generate {generate}, update {update}), {speed} tokens/s ({source})"
+    rows["disk"] = f"rollouts {format_range(*(days / one.step * one.tokens * LOG_BYTES for one in times))} GiB a day"
+    if trainer.save_freq > 0:
+        size = memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1)
+        written, kept = (days / one.step / trainer.save_freq * size for one in times), trainer.max_ckpt_to_keep or "all"
+        rows["disk"] += (
+            f"; checkpoints {format_range(*written)} GiB a day, {kept} of {format_range(size / GIB)} GiB kept"
+        )
+    return rows
+
+
+def format_range(*numbers: float) -> str:
+    """Format numbers in ascending order, e.g. `1.8 to 350`; those that look equal once."""
+    texts = [f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in sorted(numbers)]
+    return " to ".join(dict.fromkeys(texts))
 
 
 def describe_planned_device(trainer: Training) -> dict[str, str]:

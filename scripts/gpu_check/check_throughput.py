@@ -17,7 +17,8 @@ import torch
 from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel, resolve_model
 from alphaapollo.config.schema import Fsdp, Model
-from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
+from alphaapollo.config.schema.planned_device import find_gpu
+from alphaapollo.models.flops import FlopsEstimator
 from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
@@ -142,8 +143,10 @@ def measure_update(work: Work, worker: PolicyWorker, prefix: str = "") -> float:
 def compute_mfu(model: Any, work: Work, seconds: float) -> float | None:
     """Model FLOP/s utilization; None if the peak FLOP/s of the device are unknown."""
     size = FlopsEstimator.from_model(model)
-    peak = find_peak_flops(torch.cuda.get_device_name()) if work.kit.on_gpu else None
-    return size.estimate_training_flops(work.batch.rows.lengths) / seconds / peak if peak and size else None
+    gpu = find_gpu(torch.cuda.get_device_name()) if work.kit.on_gpu else None
+    return (
+        size.estimate_training_flops(work.batch.rows.lengths) / seconds / (1e12 * gpu.tflops) if gpu and size else None
+    )
 
 
 def count_waits(worker: PolicyWorker, work: Work) -> float:

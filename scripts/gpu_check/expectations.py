@@ -6,7 +6,7 @@ A value is (lowest, highest, source). An estimate is not a measurement: see docs
 
 from __future__ import annotations
 
-from alphaapollo.models.flops import find_peak_flops
+from alphaapollo.config.schema.planned_device import find_gpu
 from scripts.gpu_check.device import GIB
 from scripts.gpu_check.kit import PUBLISHED
 
@@ -36,8 +36,8 @@ def list_expectations(check: str, gpu: str = H100, gpu_memory: int = H100_MEMORY
 
         waits = sum(count_update().values()) / MICRO_BATCHES
         found["waits_per_micro_batch"] = (waits, waits, SIMULATION)
-    if module == "versions" and (peak := find_peak_flops(gpu)):
-        found["matmul_tflops"] = (0.0, peak / 1e12, DATA_SHEET)
+    if module == "versions" and (known := find_gpu(gpu)):
+        found["matmul_tflops"] = (0.0, known.tflops, DATA_SHEET)
     if "H100" in gpu:
         found |= {name: (*values, ESTIMATE) for name, values in ESTIMATES.get(check, {}).items()}
     return found

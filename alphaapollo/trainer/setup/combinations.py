@@ -11,7 +11,8 @@ from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import list_keys
+from alphaapollo.config.keys import get_value, list_keys
+from alphaapollo.config.load import UserSettings
 from alphaapollo.config.requirements import CheckContext, Requirement, find_conflicts, requirement
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
@@ -21,6 +22,7 @@ ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction
 METHOD = f"{CORRECTION}.method"
 ONE_STEP = f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1"
 OPTIMIZER = f"{ACTOR}.optim.name"
+LONG_ANSWER, LONG_ANSWER_KL = 8192, 0.001  # DAPO (arXiv 2503.14476): no KL; DeepSeek-R1 (Nature 645, 633): 0.001
 COMBINATIONS: list[Requirement] = []
 error = partial(requirement, Config, table=COMBINATIONS)
 warning = partial(requirement, Config, table=COMBINATIONS, is_error=False)
@@ -43,6 +45,19 @@ def check_setting_combinations(
         estimator.check(config.algorithm, config.group_size)
     unread = describe_ineffective_keys(config, _list_unread_keys(config, estimator, policy_loss))
     return [*unread, *find_conflicts(case, is_error=False, table=COMBINATIONS)]
+
+
+def describe_unusual_presets(config: Config, user_settings: UserSettings) -> list[str]:
+    """Return notices about values of presets that are unusual for the lengths of the run."""
+    presets, limit, usual = ", ".join(user_settings.presets), config.data.max_response_length, LONG_ANSWER_KL
+    used = {f"{ACTOR}.use_kl_loss": f"{ACTOR}.kl_loss_coef", "algorithm.use_kl_in_reward": "algorithm.kl_ctrl.kl_coef"}
+    values = {key: float(str(get_value(config, key))) for switch, key in used.items() if get_value(config, switch)}
+    return [
+        f"{presets} sets {key}={value:g}, unusual for answers of up to {limit} tokens: published runs with "
+        f"{LONG_ANSWER} tokens or more use 0 to {usual:g}. Set {key}={usual:g}."
+        for key, value in values.items()
+        if presets and limit >= LONG_ANSWER and value > 10 * usual and key not in user_settings.keys
+    ]
 
 
 def _list_stale_settings(config: Config) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.schema import Config
@@ -16,11 +17,14 @@ from alphaapollo.launch.inputs import check_rewards, read_prompts
 from alphaapollo.launch.policy import PolicyPreparation
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
+    describe_estimates,
     describe_memory_peak,
+    describe_micro_batch,
     describe_sharding,
     summarize_memory,
 )
-from alphaapollo.planning.trials import describe_sources, try_environment
+from alphaapollo.planning.speed import IterationEstimator, IterationTime, find_device_speed
+from alphaapollo.planning.trials import NUM_ROWS, describe_sources, try_environment
 from alphaapollo.rollout.suites import Suite, make_suites
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.progress import (
@@ -32,7 +36,7 @@ from alphaapollo.session.progress import (
     check_steps_within_run,
 )
 from alphaapollo.session.publish import make_probe
-from alphaapollo.trainer.setup.combinations import check_setting_combinations
+from alphaapollo.trainer.setup.combinations import check_setting_combinations, describe_unusual_presets
 from alphaapollo.trainer.setup.teachers import check_teachers
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_tokenizer import (
@@ -55,6 +59,7 @@ class RlPreparation(PolicyPreparation):
     reward_model_tokenizer: RewardModelTokenizer | None = None
     has_reward_function: bool  # whether a reward function or the environment computes a reward, besides a reward model
     sources: dict[str, str]  # data source -> what is known about its training prompts
+    times: tuple[IterationTime, IterationTime] | None = None  # in a dry run, if the speed of the device is known
 
     @property
     def progress(self) -> Progress:
@@ -89,6 +94,7 @@ class RlPreparation(PolicyPreparation):
         super().check_config()
         config, trainer = self.config, self.config.trainer
         self.notices += check_setting_combinations(config)
+        self.notices += describe_unusual_presets(config, self.user_settings)
         check_has_validation_data(trainer, config.validates)
         self.val_suites = make_suites(trainer.val_suites, trainer.suite_python, trainer.suite_timeout)
 
@@ -140,6 +146,18 @@ class RlPreparation(PolicyPreparation):
     def try_environment(self) -> None:
         prompts = [*self.prompts[:1], *self.val_prompts[:1]]
         self.notices += try_environment(self.config.env, prompts, self.accuracy_settings)
+
+    def plan_memory(self) -> None:
+        """Plan the memory and, in a dry run, estimate the time of an iteration."""
+        super().plan_memory()
+        placement, skips_rows = self.plan.placement, self.plan.skips_rows_without_advantage
+        if not self.config.trainer.dry_run or self.memory is None:
+            return
+        if speed := find_device_speed(self.chosen, placement, self.machine):
+            prompt = median(self.renderer.count_prompt_tokens(self.prompts[:NUM_ROWS]))
+            has_base_pass = bool(self.model.lora_rank) and self.config.needs_reference  # the base is the reference
+            settings = prompt, self.plan.needs_old_logprobs + has_base_pass, 0.5 if skips_rows else 1.0
+            self.times = IterationEstimator(self.chosen, self.memory, placement, *settings).estimate(speed)
 
     @property
     def accuracy_settings(self) -> list[str]:
@@ -204,7 +222,8 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
         "iterations": f"{run.goal.max_steps}" + (f", {run.start.step} of them done" if run.start.step else ""),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
         "mini-batch": f"{min(actor.ppo_mini_batch_size, config.trajectories_per_batch)} trajectories over all ranks",
-        "micro-batch": f"at most {plan.max_tokens} tokens" + (", padding counted" if plan.padded else ""),
+        "micro-batch": describe_micro_batch(plan.max_tokens, config.data.max_length)
+        + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.uses_shared_prompts else "computed for each sample",
         "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
         "learning rate": f"{actor.optim.lr:g}, {actor.optim.warmup_style}"
@@ -217,4 +236,5 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel_size}",
         **describe_sharding(plan.memory, plan.placement.num_ranks),
+        **describe_estimates(run.chosen, plan.memory, run.times),
     }

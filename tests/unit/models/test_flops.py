@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
+from alphaapollo.config.schema.planned_device import find_gpu
+from alphaapollo.models.flops import FlopsEstimator
 from tests.unit.tiny import VOCABULARY, build_model
 from tests.vision.models import make
 
@@ -26,7 +27,7 @@ from tests.vision.models import make
     ],
 )
 def test_peaks_by_name(name: str, peak: float | None) -> None:
-    assert find_peak_flops(name) == peak
+    assert getattr(find_gpu(name), "tflops", None) == (peak and peak / 1e12)
 
 
 class Tiny(torch.nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.cli.main import main
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.config.schema.planned_device import GPU_MIB, get_planned_gpu_memory
+from alphaapollo.config.schema.planned_device import GPUS, get_planned_gpu_memory
 from alphaapollo.controller.placement import make_planned_machine
 from examples.quickstart.make_task import make_tokenizer
 from tests.builders import write_rows
@@ -46,7 +46,7 @@ def dry_run(command: str, model: str, *words: str) -> int:
 
 
 def test_memory_of_gpus():
-    assert get_planned_gpu_memory("H100") == GPU_MIB["h100"] * 2**20
+    assert get_planned_gpu_memory("H100") == GPUS["h100"].mib * 2**20
     assert get_planned_gpu_memory("24GiB") == 24 * GIB and get_planned_gpu_memory("79.5 gib") == 79.5 * GIB
     for wrong in ("h1000", "0GiB", "24", "24GB"):
         with pytest.raises(ValueError, match=r"Set one of a100, .* e.g. 24GiB"):
