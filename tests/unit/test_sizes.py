@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 42500  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 42850  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 750,
@@ -27,7 +27,7 @@ BUDGETS = {
     "models": 3750,
     "observability": 1550,
     "own_loop": 1300,
-    "planning": 1450,
+    "planning": 1700,
     "plugins/adapters": 600,
     "plugins/chat": 250,
     "plugins/code_grader": 550,
@@ -36,6 +36,7 @@ BUDGETS = {
     "plugins/gguf": 350,
     "plugins/grader_audit": 200,
     "plugins/mcp": 200,
+    "plugins/plan": 100,
     "plugins/port": 1050,
     "plugins/search": 200,
     "plugins/sglang": 750,
