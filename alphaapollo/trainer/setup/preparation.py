@@ -150,14 +150,13 @@ class RlPreparation(PolicyPreparation):
     def plan_memory(self) -> None:
         """Plan the memory and, in a dry run, estimate the time of an iteration."""
         super().plan_memory()
-        placement, skips_rows = self.plan.placement, self.plan.skips_rows_without_advantage
-        if not self.config.trainer.dry_run or self.memory is None:
-            return
-        if speed := find_device_speed(self.chosen, placement, self.machine):
+        placement, memory = self.plan.placement, self.config.trainer.dry_run and self.memory
+        if memory and (speed := find_device_speed(self.chosen, placement, self.machine)):
             prompt = median(self.renderer.count_prompt_tokens(self.prompts[:NUM_ROWS]))
             has_base_pass = bool(self.model.lora_rank) and self.config.needs_reference  # the base is the reference
-            settings = prompt, self.plan.needs_old_logprobs + has_base_pass, 0.5 if skips_rows else 1.0
-            self.times = IterationEstimator(self.chosen, self.memory, placement, *settings).estimate(speed)
+            settings = prompt, self.plan.needs_old_logprobs + has_base_pass
+            share = 0.5 if self.plan.skips_rows_without_advantage else 1.0
+            self.times = IterationEstimator(self.chosen, memory, placement, *settings, share).estimate(speed)
 
     @property
     def accuracy_settings(self) -> list[str]:
