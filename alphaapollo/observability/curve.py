@@ -25,14 +25,13 @@ STYLES = [("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of a metric in the order of the steps, [N] each, and its 95 % intervals. A mean of few runs also has their
-    curves, which are drawn instead of the intervals."""
+    """Values of a metric in the order of the steps, [N] each, and its 95 % intervals."""
 
     name: str
     steps: np.ndarray
     values: np.ndarray
     band: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))  # [M, 3]: step, low, high
-    runs: Sequence[Curve] = ()
+    runs: Sequence[Curve] = ()  # if this is a mean of few runs: their curves, drawn instead of the intervals
 
 
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, Curve]:
@@ -99,11 +98,7 @@ def compute_value_range(values: Sequence[np.ndarray | float]) -> tuple[float, fl
 
 
 def plot_curves_as_figure(
-    curves: Mapping[str, Curve],
-    title: str = "",
-    x_label: str = "step",
-    y_label: str = "",
-    numbers: Sequence[int] | None = None,
+    curves: Mapping[str, Curve], title: str = "", x_label: str = "step", y_label: str = "", numbers: Sequence[int] = ()
 ) -> Figure:
     """Plot curves, by their labels, as a matplotlib figure, which notebooks display directly. The value axis may cut
     off their intervals. numbers: of the curves' colors (PALETTE, then with other DASHES), unless 0, 1, ..."""
@@ -130,7 +125,7 @@ def plot_curves_as_figure(
     axes.set(xlabel=x_label, ylabel=y_label, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
-    axes.legend(handles=[line for line in axes.lines if line.get_label() in curves])
+    axes.legend()
     return figure
 
 

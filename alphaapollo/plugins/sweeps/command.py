@@ -30,15 +30,16 @@ from alphaapollo.config.load import load_config_and_user_settings, parse_overrid
 from alphaapollo.config.schema.trainer import RunFolder
 from alphaapollo.observability.curve import check_figure_path
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.plugins.sweeps.queue import RunQueue, SweptRun, count_gpus, find_gpus, uses_cluster
+from alphaapollo.plugins.sweeps.queue import SWEPT, RunQueue, SweptRun, count_gpus, find_gpus, uses_cluster
+from alphaapollo.plugins.sweeps.reproduce import write_runs_to_reproduce
 from alphaapollo.plugins.sweeps.table import choose_metric, rank_settings, read_mean_curve, write_latex, write_results
+from alphaapollo.plugins.viewer.run_folders import TO_REPRODUCE
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
 from alphaapollo.run_process import INTERRUPTED
 from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.utils.hub import expand_home
 
-SWEPT = ("rl", "sft", "dpo", "rm", "distill")
 PROJECT, NAME = "trainer.project_name", "trainer.experiment_name"
 MAX_NAME = 120  # characters
 USAGE = f"alphaapollo sweep {'|'.join(SWEPT)}|CONFIG [--config FILE] KEY=VALUE,VALUE ... [OPTION ...]"
@@ -212,9 +213,11 @@ def train_and_compare(
     trained = {name: list_trained(name) for name in settings}
     table, best = write_results(project, trained, states, metric, figure)
     files = [project / "sweep.csv", "sweep_runs.csv", "sweep.png", *filter(None, (figure, latex))]
+    write_runs_to_reproduce(project / TO_REPRODUCE, [folder for runs in trained.values() for folder in runs])
     if latex:
         write_latex(table, metric, latex)
     queue.terminal.write(table.to_string(index=False, na_rep="-", float_format="{:.4g}".format, max_colwidth=80))
     queue.terminal.write(best)
+    queue.terminal.write(f"to train the runs again and compare: alphaapollo reproduce {project / TO_REPRODUCE}")
     queue.terminal.write(f"written: {', '.join(map(str, files))}. All runs: alphaapollo view {project}")
     return 1 if errors else 0
