@@ -39,8 +39,8 @@ def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -
         np.array([tuple(row) for row in database.execute(query, (run, metric + end))], dtype=np.float64).reshape(-1, 2)
         for end in ("", "/low", "/high")
     )
-    bands = [np.column_stack([low, high[:, 1]])] if len(low) == len(high) else []
-    return Curve(name, values[:, 0], values[:, 1], *bands)
+    band = np.column_stack([low, high[:, 1]]) if len(low) == len(high) else np.empty((0, 3))
+    return Curve(name, values[:, 0], values[:, 1], band)
 
 
 def read_mean_curve(
