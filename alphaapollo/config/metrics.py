@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.registry import suggest_similar
 
 DIRECTIONS = {"up": "higher is better", "down": "lower is better"}
+AMOUNTS = re.compile("count|tokens|tokens/s|s|GiB|groups|requests|rows|prompts|turns|passes")  # units
 LINK = re.compile(r"\[([^]]*)\]\(([^)]*)\)")
 
 
@@ -89,6 +91,12 @@ def is_lower_better(name: str) -> bool:
     compared like the training metric with the same last part."""
     metric = find_metric(name) or find_metric(f"train/{name.rpartition('/')[2].removesuffix('_greedy')}")
     return metric is not None and metric.direction == "down"
+
+
+def find_bounds(name: str) -> tuple[float, float]:
+    """Return the lowest and the highest value that a metric can have: (0, 1) for shares, at least 0 for amounts."""
+    unit = metric.text.unit if (metric := find_metric(name)) else ""
+    return (0.0, 1.0) if unit.startswith("share") else (0.0 if AMOUNTS.fullmatch(unit) else -math.inf, math.inf)
 
 
 def describe_axis(names: Iterable[str]) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # names of plotly: those of matplotlib
 STYLES = [("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+")]  # markers are distinct without colors
 
 
@@ -29,6 +31,7 @@ class Curve:
     steps: np.ndarray
     values: np.ndarray
     band: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))  # [M, 3]: step, low, high
+    runs: Sequence[Curve] = ()  # if this is a mean of few runs: their curves, drawn instead of the intervals
 
 
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, Curve]:
@@ -85,20 +88,20 @@ def plot_curves(curves: Mapping[str, Curve], width: int = 72, height: int = 10) 
 
 
 def compute_value_range(values: Sequence[np.ndarray | float]) -> tuple[float, float]:
-    """Return the range of the y axis, which is never empty: (min, max) of the values, or (0, 1) if they look like rates
-    (no value is negative, and the largest is in [0.3, 1])."""
+    """Return the range of the y axis, which is wider than rounding: (min, max) of the values, or (0, 1) if they look
+    like rates (no value is negative, and the largest is in [0.3, 1])."""
     joined = np.hstack(values)
     low, high = float(joined.min()), float(joined.max())
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    return (low, high) if high - low > 1e-5 * abs(high) else (low - 0.5, high + 0.5)
 
 
 def plot_curves_as_figure(
-    curves: Mapping[str, Curve], title: str = "", x_label: str = "step", y_label: str = ""
+    curves: Mapping[str, Curve], title: str = "", x_label: str = "step", y_label: str = "", numbers: Sequence[int] = ()
 ) -> Figure:
     """Plot curves, by their labels, as a matplotlib figure, which notebooks display directly. The value axis may cut
-    off their intervals."""
+    off their intervals. numbers: of the curves' colors (PALETTE, then with other DASHES), unless 0, 1, ..."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -109,12 +112,15 @@ def plot_curves_as_figure(
 
     figure = NotebookFigure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for name, curve in curves.items():
+    for number, (name, curve) in zip(numbers or range(len(curves)), curves.items(), strict=True):
+        color, dash = PALETTE[number % len(PALETTE)], [*DASHES.values()][number // len(PALETTE) % len(DASHES)]
         marker = "o" if len(curve.steps) <= 50 else ""
-        (line,) = axes.plot(curve.steps, curve.values, marker=marker, markersize=3, label=name)
-        if len(curve.band):
-            axes.fill_between(*curve.band.T, color=line.get_color(), alpha=0.15)
-    low, high = compute_value_range([curve.values for curve in curves.values()])
+        axes.plot(curve.steps, curve.values, dash, color=color, marker=marker, markersize=3, label=name)
+        for run in curve.runs:
+            axes.plot(run.steps, run.values, dash, color=color, linewidth=0.7, alpha=0.45)
+        if len(curve.band) and not curve.runs:
+            axes.fill_between(*curve.band.T, color=color, alpha=0.12, linewidth=0)
+    low, high = compute_value_range([line.values for curve in curves.values() for line in (curve, *curve.runs)])
     margin = (high - low) / 30
     axes.set(xlabel=x_label, ylabel=y_label, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)
@@ -128,9 +134,14 @@ def plot_run(path: Path, names: Sequence[str], title: str = "", x_label: str = "
     return plot_curves_as_figure(read_curves(path, names), title, x_label, describe_axis(names))
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure as PNG, SVG or PDF, by the ending of the path. Raises ValueError for another ending."""
+def check_figure_path(path: Path) -> None:
+    """Raise ValueError unless the ending is one of FIGURE_SUFFIXES."""
     if path.suffix not in FIGURE_SUFFIXES:
         raise ValueError(f"{path} must end in {', '.join(FIGURE_SUFFIXES[:-1])} or {FIGURE_SUFFIXES[-1]}.")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure as PNG, SVG or PDF, by the ending of the path. Raises ValueError for another ending."""
+    check_figure_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -28,20 +28,23 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, format_override, replace_value
 from alphaapollo.config.load import load_config_and_user_settings, parse_override
 from alphaapollo.config.schema.trainer import RunFolder
+from alphaapollo.observability.curve import check_figure_path
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.plugins.sweeps.queue import RunQueue, SweptRun, count_gpus, find_gpus, uses_cluster
-from alphaapollo.plugins.sweeps.table import choose_metric, rank_settings, read_mean_curve, write_results
+from alphaapollo.plugins.sweeps.queue import SWEPT, RunQueue, SweptRun, count_gpus, find_gpus, uses_cluster
+from alphaapollo.plugins.sweeps.reproduce import write_runs_to_reproduce
+from alphaapollo.plugins.sweeps.table import choose_metric, rank_settings, read_mean_curve, write_latex, write_results
+from alphaapollo.plugins.viewer.run_folders import TO_REPRODUCE
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
 from alphaapollo.run_process import INTERRUPTED
 from alphaapollo.runs.newest_model import resolve_model_paths
+from alphaapollo.utils.hub import expand_home
 
-SWEPT = ("rl", "sft", "dpo", "rm", "distill")
 PROJECT, NAME = "trainer.project_name", "trainer.experiment_name"
 MAX_NAME = 120  # characters
 USAGE = f"alphaapollo sweep {'|'.join(SWEPT)}|CONFIG [--config FILE] KEY=VALUE,VALUE ... [OPTION ...]"
-EPILOG = """Values are e.g. 'optim.lr=1e-5,3e-5' 'trainer.seed=0,1'. Writes sweep.csv and sweep.png. The same command
-resumes. CONFIG is a YAML file, e.g. config.yaml of a run."""
+EPILOG = """Values are e.g. 'optim.lr=1e-5,3e-5' 'trainer.seed=0,1'. Writes sweep.csv (settings), sweep_runs.csv (runs)
+and sweep.png. The same command resumes. CONFIG is a YAML file, e.g. config.yaml of a run."""
 
 
 @report_refusals
@@ -53,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--parallel", type=int, metavar="N", help="most runs at a time (default: what fits the GPUs)")
     parser.add_argument("--metric", help="metric to compare (default: val/accuracy, or the first that the runs have)")
     parser.add_argument("--stop-worst-half-at", type=int, metavar="STEP", help="only the better half continues then")
+    parser.add_argument("--figure", metavar="FILE", type=expand_home, help="also save the plot as .png, .svg or .pdf")
+    parser.add_argument("--latex", metavar="FILE", type=expand_home, help="also save the table for LaTeX (booktabs)")
     options, unknown = parser.parse_known_intermixed_args(argv)
     words, stop_at = [*options.words, *unknown], options.stop_worst_half_at
     command = words.pop(0) if words and words[0] in SWEPT else ""
@@ -60,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
     if not (command or file):
         raise ConfigError(f"a sweep needs {', '.join(SWEPT)} or a YAML file. Write {USAGE}.")
     words += [f"--config={file}"] if file else []
+    if options.figure:
+        check_figure_path(options.figure)
     runs = make_runs(command, words) if command else make_runs_of_only_command(words)
     terminal, project = Terminal(highlight=False), runs[0].folder.parent
     terminal.write(f"{len(runs)} runs in {project}: {', '.join(run.name for run in runs)}")
@@ -72,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     queue = RunQueue(gpus, max(1, options.parallel or limit), terminal)
     try:
         with treat_signals_as_ctrl_c(), lock_folder(project):
-            return train_and_compare(queue, runs, stop_at, options.metric)
+            return train_and_compare(queue, runs, stop_at, options.metric, options.figure, options.latex)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes the sweep", file=sys.stderr)
         return INTERRUPTED
@@ -175,9 +182,16 @@ def check_runs(runs: Sequence[SweptRun], num_gpus: int, stop_at: int | None) -> 
         )
 
 
-def train_and_compare(queue: RunQueue, runs: Sequence[SweptRun], stop_at: int | None, metric: str | None) -> int:
-    """Train the runs, of which only the better half continues after `stop_at`, and show the table. Returns the exit
-    code."""
+def train_and_compare(
+    queue: RunQueue,
+    runs: Sequence[SweptRun],
+    stop_at: int | None,
+    metric: str | None,
+    figure: Path | None = None,
+    latex: Path | None = None,
+) -> int:
+    """Train the runs, of which only the better half continues after `stop_at`, and show the table, which is also
+    written to `latex`, as its plot to `figure`. Returns the exit code."""
     settings: dict[str, list[SweptRun]] = {}
     for run in runs:
         settings.setdefault(run.setting, []).append(run)
@@ -196,7 +210,14 @@ def train_and_compare(queue: RunQueue, runs: Sequence[SweptRun], stop_at: int | 
     states = {name: "finished" if name in continuing else f"stopped at step {stop_at}" for name in settings}
     states |= {run.setting: f"failed: {run.name}: {errors[run.name]}" for run in runs if run.name in errors}
     metric, project = choose_metric(folders, metric), runs[0].folder.parent
-    table = write_results(project, {name: list_trained(name) for name in settings}, states, metric)
+    trained = {name: list_trained(name) for name in settings}
+    table, best = write_results(project, trained, states, metric, figure)
+    files = [project / "sweep.csv", "sweep_runs.csv", "sweep.png", *filter(None, (figure, latex))]
+    write_runs_to_reproduce(project / TO_REPRODUCE, [folder for runs in trained.values() for folder in runs])
+    if latex:
+        write_latex(table, metric, latex)
     queue.terminal.write(table.to_string(index=False, na_rep="-", float_format="{:.4g}".format, max_colwidth=80))
-    queue.terminal.write(f"written: {project / 'sweep.csv'} and sweep.png. All runs: alphaapollo view {project}")
+    queue.terminal.write(best)
+    queue.terminal.write(f"to train the runs again and compare: alphaapollo reproduce {project / TO_REPRODUCE}")
+    queue.terminal.write(f"written: {', '.join(map(str, files))}. All runs: alphaapollo view {project}")
     return 1 if errors else 0

@@ -26,6 +26,7 @@ from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.runs.run_plan import read_input_digests
 from alphaapollo.utils.redaction import redact
 
+SWEPT = ("rl", "sft", "dpo", "rm", "distill")  # subcommands
 MAX_ERROR = 300  # characters
 POLL_SECONDS = 0.2
 MAY_CHANGE = {"trainer.stop_at_step", "trainer.cpu_threads", "actor_rollout_ref.rollout.cpu_threads"}

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
-from alphaapollo.config.metrics import find_metric, is_lower_better, load_catalogue
-from alphaapollo.observability.curve import Curve
+from alphaapollo.config.metrics import find_bounds, is_lower_better, load_catalogue
+from alphaapollo.observability.curve import DASHES, PALETTE, Curve
 from alphaapollo.observability.sample_metrics import CORRECT_ACCURACY, Estimate, estimate_means
 from alphaapollo.plugins.viewer.index import KIND_NAMES
 from alphaapollo.utils.json_types import JsonObject
@@ -27,8 +27,7 @@ MAX_COLUMNS = 60  # iterations of a histogram
 NUM_BINS = 20  # of a histogram
 FIGURES = ("accuracy", "reward", "response_length")  # means over prompts, which have intervals
 MAX_POINTS = 1000  # points of a drawn curve
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
-DASHES = ("solid", "dash", "dot", "dashdot")
+MIN_RUNS_OF_BAND = 4  # a mean of fewer runs is drawn with their lines: two have a t interval of 13 standard errors
 T = TypeVar("T")
 
 
@@ -40,8 +39,8 @@ def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -
         np.array([tuple(row) for row in database.execute(query, (run, metric + end))], dtype=np.float64).reshape(-1, 2)
         for end in ("", "/low", "/high")
     )
-    bands = [np.column_stack([low, high[:, 1]])] if len(low) == len(high) else []
-    return Curve(name, values[:, 0], values[:, 1], *bands)
+    band = np.column_stack([low, high[:, 1]]) if len(low) == len(high) else np.empty((0, 3))
+    return Curve(name, values[:, 0], values[:, 1], band)
 
 
 def read_mean_curve(
@@ -72,11 +71,11 @@ def average_curves(name: str, curves: Sequence[Curve], metric: str) -> Curve:
 
 
 def limit_band(curve: Curve, metric: str) -> Curve:
-    """Limit the intervals of a share to 0 and 1."""
-    known = find_metric(metric)
-    if known and known.text.unit.startswith("share") and ((curve.values >= 0) & (curve.values <= 1)).all():
-        return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(0, 1)]))
-    return curve
+    """Limit the intervals of a metric to the values that it can have."""
+    low, high = find_bounds(metric)
+    if not ((curve.values >= low) & (curve.values <= high)).all():
+        return curve  # another metric of this name
+    return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(low, high)]))
 
 
 def find_validation(metric: str) -> str:
@@ -268,27 +267,33 @@ def thin_out(curve: Curve, max_points: int = MAX_POINTS) -> Curve:
     kept = {int(part[at]) for part in parts for at in (curve.values[part].argmin(), curve.values[part].argmax())}
     kept |= {0, len(curve.steps) - 1}
     chosen = sorted(kept)
-    return Curve(curve.name, curve.steps[chosen], curve.values[chosen], curve.band)
+    runs = [thin_out(run, max_points) for run in curve.runs]
+    return replace(curve, steps=curve.steps[chosen], values=curve.values[chosen], runs=runs)
 
 
 def average_over_seeds(name: str, curves: Sequence[Curve]) -> Curve:
-    """Return the mean of the curves at the steps that all of them have, with its intervals by Student's t."""
+    """Return the mean of the curves at the steps that all of them have, with its intervals by Student's t, and
+    few curves (MIN_RUNS_OF_BAND) themselves."""
     steps = reduce(np.intersect1d, [curve.steps for curve in curves])
     values = np.stack([curve.values[np.isin(curve.steps, steps)] for curve in curves])
     mean = values.mean(axis=0)
     width = student_t.ppf(0.975, len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
-    return Curve(name, steps, mean, np.column_stack([steps, mean - width, mean + width]))
+    band = np.column_stack([steps, mean - width, mean + width])
+    return Curve(name, steps, mean, band, curves if len(curves) < MIN_RUNS_OF_BAND else ())
 
 
 def make_traces(curve: Curve, number: int, raw: Curve | None = None) -> list[JsonObject]:
-    """Return the traces of a curve: its intervals and raw points if there are any, and the line."""
-    color, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
+    """Return the traces of a curve: its runs or intervals and raw points if there are any, and the line."""
+    color, dash = PALETTE[number % len(PALETTE)], [*DASHES][number // len(PALETTE) % len(DASHES)]
     shared = {"type": "scatter", "name": curve.name, "legendgroup": curve.name, "showlegend": False}
     traces: list[JsonObject] = []
-    if len(curve.band) > 1:
+    for run in map(thin_out, curve.runs):
+        thin = {"x": run.steps.tolist(), "y": run.values.tolist(), "mode": "lines", "hoverinfo": "skip"}
+        traces.append(shared | thin | {"opacity": 0.45, "line": {"color": color, "dash": dash, "width": 1}})
+    if len(curve.band) > 1 and not curve.runs:
         steps, low, high = curve.band.T
         edges = {"x": [*steps, *steps[::-1]], "y": [*high, *low[::-1]], "mode": "lines"}
-        area = {"fill": "toself", "fillcolor": f"{color}33", "line": {"width": 0}, "hoverinfo": "skip"}
+        area = {"fill": "toself", "fillcolor": f"{color}22", "line": {"width": 0}, "hoverinfo": "skip"}
         traces.append(shared | edges | area)
     if raw is not None:
         raw = thin_out(raw)

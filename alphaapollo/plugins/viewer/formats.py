@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from alphaapollo.config.metrics import describe_axis, explain_metric
+from alphaapollo.observability.curve import PALETTE
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.observability.sample_metrics import Estimate
-from alphaapollo.plugins.viewer.curves import PALETTE
 from alphaapollo.plugins.viewer.samples import split_into_parts
 from alphaapollo.utils.json_types import JsonObject
 

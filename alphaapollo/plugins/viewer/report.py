@@ -26,7 +26,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy.stats import ttest_ind
 
-from alphaapollo.config.metrics import describe_axis, load_catalogue
+from alphaapollo.config.metrics import describe_axis, find_bounds, load_catalogue
 from alphaapollo.observability.curve import Curve, plot_curves_as_figure
 from alphaapollo.observability.metric_texts import format_duration, format_time_summary
 from alphaapollo.observability.sample_metrics import Estimate, Summary
@@ -176,7 +176,9 @@ def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[R
                 values, others = ([curve.values[curve.steps == step][0] for curve in curves] for curves in (new, old))
                 low, high = None, None  # unless the runs of both groups differ by more than rounding
                 if min(np.ptp(finals) - 1e-9 * np.abs(finals).max() for finals in (values, others)) > 0:
-                    low, high = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
+                    least, most = find_bounds(metric)
+                    interval = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
+                    low, high = np.clip(interval, least - most, most - least)
                 mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
                 yield make_code(metric), pair[1], pair[0], mean, int(step)
 
@@ -346,12 +348,11 @@ def make_block(text: object, max_chars: int = MAX_CHARS) -> Markup:
 def draw_as_svg(curves: Mapping[str, Curve], metric: str, names: Sequence[str]) -> Markup:
     """Draw the curves of a metric as SVG, in base64. names: of all curves of the page, in the order of their colors."""
     import matplotlib as mpl
-    from matplotlib.rcsetup import cycler
 
     thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
-    colors = [FILTERS["color"](names.index(name)) for name in curves]
-    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=colors), "font.size": 9}):
-        figure, content = plot_curves_as_figure(thin, x_label="iteration", y_label=describe_axis([metric])), StringIO()
+    numbers, axis, content = [names.index(name) for name in curves], describe_axis([metric]), StringIO()
+    with mpl.rc_context({"svg.hashsalt": "report", "font.size": 9}):
+        figure = plot_curves_as_figure(thin, x_label="iteration", y_label=axis, numbers=numbers)
         figure.axes[0].legend().remove()  # the page has one for all plots
         figure.set_size_inches(4.6, 2.6)
         figure.savefig(content, format="svg", metadata={"Date": None})

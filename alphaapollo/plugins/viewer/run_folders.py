@@ -34,7 +34,10 @@ from alphaapollo.utils.disk import open_regular, read_json, read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
-FOLDERS_OF_RUNS = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
+TO_REPRODUCE = "to_reproduce"  # folder of a sweep with what `alphaapollo reproduce` reads of its runs
+FOLDERS_OF_RUNS = frozenset(
+    {"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__", TO_REPRODUCE}
+)
 CONTENT = " (content)"
 SILENT_SECONDS, LOST_SECONDS = 30, 600  # without a new status.json
 MAX_DEPTH = 4  # levels below the given folder that are searched

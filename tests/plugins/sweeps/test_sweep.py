@@ -74,6 +74,7 @@ def test_the_command_is_found_by_its_keys(tmp_path: Path) -> None:
         ("sweep sft optim.lr=0.1,0.1 model.path=org/name", "two runs have the same folder"),
         ("sweep sft optim.lr=0.1,0.2 trainer.resume_mode=disable model.path=org/name", "a sweep resumes its runs"),
         ("sweep sft optim.lr=0.1,0.2 model.path=org/name --stop-worst-half-at 0", "must be positive"),
+        ("sweep sft optim.lr=0.1,0.2 model.path=org/name --figure a.jpg", "a.jpg must end in .png, .svg or .pdf"),
         ("sft -m optim.lr=1e-5,2e-5", "alphaapollo sweep sft optim.lr=1e-5,2e-5"),
         ("distill optim.lr=1,2 --multirun", "alphaapollo sweep rl algorithm=distill optim.lr=1,2"),
     ],
@@ -135,7 +136,8 @@ def test_only_the_better_half_of_the_settings_continues(
     monkeypatch.chdir(tmp_path)
     started.clear()
     runs = make_runs("sft", ["optim.lr=0.1,0.2,0.3", "data.seed=0,1"])
-    code = train_and_compare(MockQueue([], 1, Terminal(width=200)), runs, 2, None)
+    files = [tmp_path / "papers" / name for name in ("curve.pdf", "table.tex")]
+    code = train_and_compare(MockQueue([], 1, Terminal(width=200)), runs, 2, None, *files)
     assert code == 1  # a run failed
     assert started[0] == (sorted(run.name for run in runs), ["trainer.stop_at_step=2"])
     assert started[1] == (["lr=0.2_seed=1", "lr=0.3_seed=0", "lr=0.3_seed=1"], [])
@@ -146,6 +148,12 @@ def test_only_the_better_half_of_the_settings_continues(
     assert table["low"].isna().tolist() == [False, True, False]  # one seed of the second setting failed
     assert table["state"].tolist() == ["finished", "failed: lr=0.2_seed=0: out of memory", "stopped at step 2"]
     assert Path("outputs/sweep_sft/sweep.png").stat().st_size > 10_000
+    assert "best setting: lr=0.3, val/accuracy 0.915 (0.724 to 1) as the mean of 2 runs; " in shown
+    assert "its best run: lr=0.3_seed=1 (0.93), without a model" in shown
+    values = pd.read_csv("outputs/sweep_sft/sweep_runs.csv")  # a row per run and metric
+    assert values.iloc[1].tolist() == ["lr=0.3", "lr=0.3_seed=1", "val/accuracy", 3, pytest.approx(0.93)]
+    assert len(values) == 5 and files[0].read_bytes().startswith(b"%PDF")
+    assert r"lr=0.3 & 0.915 & [0.7244, 1] & 3 & 2 \\" in files[1].read_text() and r"95 \%" in files[1].read_text()
 
 
 def test_a_run_is_complete_if_the_same_words_settings_and_inputs_have_finished(

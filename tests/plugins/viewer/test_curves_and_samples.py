@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.observability.curve import Curve
-from alphaapollo.plugins.viewer.curves import average_over_seeds, limit_band, thin_out
+from alphaapollo.plugins.viewer.curves import average_over_seeds, limit_band, make_traces, thin_out
 from alphaapollo.plugins.viewer.samples import choose_colors, compare_texts, split_into_parts
 
 CALL, RESPONSE = "<python_code>7 + 7</python_code>", "<tool_response>14</tool_response>"
@@ -29,6 +29,10 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
     assert (mean.steps.tolist(), mean.values.tolist()) == ([1.0, 2.0], [2.0, 2.0])
     # t(0.975, 1) * sqrt(2) / sqrt(2) = 12.706
     assert mean.band[:, 2].tolist() == pytest.approx([2 + 12.706, 2.0], rel=1e-3)
+    widths = [trace["line"]["width"] for trace in make_traces(mean, 0)]
+    assert widths == [1, 1, 2]  # both runs, their mean
+    traces = make_traces(average_over_seeds("four", [first, second] * 2), 0)
+    assert ["fill" in trace for trace in traces] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,7 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
         ("groups/mixed", 1.0, [0, 1]),
         ("val/accuracy", 1.1, [-3, 5]),
         ("val/loss", 1, [-3, 5]),
+        ("response_length/mean", 9, [0, 5]),
     ],
 )
 def test_intervals_of_accuracies_end_at_0_and_1(metric: str, high: float, band: list[float]) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.observability.curve import (
+    PALETTE,
     Curve,
     compute_value_range,
     plot_curves,
@@ -47,8 +48,26 @@ def test_short_and_flat_curves_are_drawn(points: list[tuple[float, float]]):
 
 
 def test_axis_and_ticks():
-    ranges = {(0.24, 0.97): (0, 1), (0.01, 0.02): (0.01, 0.02), (-3.0, 5.0): (-3, 5), (2.0,): (1.5, 2.5)}
+    ranges = {
+        (0.24, 0.97): (0, 1),
+        (0.01, 0.02): (0.01, 0.02),
+        (-3.0, 5.0): (-3, 5),
+        (2.0,): (1.5, 2.5),
+        (7.0, 7 + 1e-8): (6.5, 7.5 + 1e-8),
+    }
     assert {values: compute_value_range(values) for values in ranges} == ranges
+
+
+def test_few_runs_are_thin_lines_and_many_have_a_band_of_the_same_color():
+    steps, values = np.array([0.0, 1.0]), np.array([0.25, 0.5])
+    band = np.array([[0, 0.2, 0.3], [1, 0.4, 0.6]])
+    few, many = Curve("", steps, values, band, [Curve("", steps, values * 0.5), Curve("", steps, values * 3)]), band
+    figure = plot_curves_as_figure({"few": few, "many": Curve("", steps, values, many)}, numbers=[9, 2])
+    (axes,) = figure.axes
+    colors, widths = [line.get_color() for line in axes.lines], [line.get_linewidth() for line in axes.lines]
+    assert colors == [PALETTE[1]] * 3 + [PALETTE[2]] and axes.lines[0].get_linestyle() == "--"
+    assert widths[1] == widths[2] < widths[0] and len(axes.collections) == 1 and axes.get_ylim()[1] > 1.5
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["few", "many"]
 
 
 def test_a_plotted_run_has_its_intervals_and_is_shown_by_notebooks(tmp_path: Path):
