@@ -42,7 +42,7 @@ BUDGETS = {
     "plugins/sglang": 750,
     "plugins/skill": 50,
     "plugins/suites": 200,
-    "plugins/sweeps": 800,
+    "plugins/sweeps": 1050,
     "plugins/tasks": 2250,
     "plugins/tinker": 1750,
     "plugins/trackers": 100,
