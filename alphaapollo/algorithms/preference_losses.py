@@ -155,7 +155,7 @@ def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, fl
     return metrics
 
 
-_losses = FunctionRegistry("preference loss", PreferenceLoss, Preference)
+_losses = FunctionRegistry("preference loss", "preference_losses", PreferenceLoss, Preference)
 get_preference_loss, preference_loss_names = _losses.get, _losses.names
 register_preference_loss = _losses.declare
 """Decorator that registers a loss, selected by preference.loss=name; see FunctionRegistry.declare."""

@@ -1,9 +1,9 @@
-"""Registries of advantage estimators and losses, and the errors of functions that users register in their own files."""
+"""Registries of advantage estimators and losses, and the errors of functions that users or packages register."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from alphaapollo.utils.plugins import find_plugins
 from alphaapollo.utils.registry import Registry
 from alphaapollo.utils.user_module import format_error
 
@@ -21,11 +22,27 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 class FunctionRegistry(Registry[EntryT]):
-    """Registry of functions (inputs, config) -> result, each in an entry that declares what it needs."""
+    """Registry of functions (inputs, config) -> result, each in an entry that declares what it needs.
 
-    def __init__(self, kind: str, entry_class: Callable[..., EntryT], config_class: type[BaseModel]):
+    group: of entry points with which installed packages add functions. An entry point names the function or its module,
+    whose decorator registers it when it is looked up."""
+
+    def __init__(self, kind: str, group: str, entry_class: Callable[..., EntryT], config_class: type[BaseModel]):
         super().__init__(kind)
-        self._entry_class, self._config_class = entry_class, config_class
+        self._group, self._entry_class, self._config_class = group, entry_class, config_class
+
+    def get(self, name: str, others: Iterable[str] = ()) -> EntryT:
+        """As in Registry. Raises ValueError if the package that adds the name cannot be imported, or registers another
+        name."""
+        added = {} if name in self else find_plugins(self._group)
+        if name in added:
+            added[name].load()
+            if name not in self:
+                raise ValueError(
+                    f"{added[name].owner} adds the {self.kind} {name!r}, but {added[name].value} does not register it. "
+                    "Give the decorator and the entry point the same name."
+                )
+        return super().get(name, {*others, *added})
 
     def declare(self, name: str, *takes: str, **declarations: object) -> Callable[[FunctionT], FunctionT]:
         """Return a decorator that registers a function under a name of the configuration.

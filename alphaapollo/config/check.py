@@ -21,6 +21,7 @@ from alphaapollo.config.schema.base import NOT_SET, ActiveWhen, Device, FilePath
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
 from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, explain_model_folder, is_local_path
+from alphaapollo.utils.user_module import find_module_file
 
 
 def check_config_and_get_notices(
@@ -167,6 +168,8 @@ def _find_path_error(marker: FilePath, path: str) -> str:
     is_folder = os.path.isdir(local)
     if not path or {"unchecked": True, "code": os.path.isfile(local), "folder": is_folder}.get(path_kind):
         return ""
+    if path_kind == "code" and find_module_file(path):
+        return ""
     if path_kind == "data":
         if "://" in path:
             return f"{path} is an address. Set the path of a downloaded file, or OWNER/NAME of a data set on the hub."
@@ -179,5 +182,5 @@ def _find_path_error(marker: FilePath, path: str) -> str:
         return error
     if path_kind == "tokenizer" or (path_kind == "model" and not is_local_path(path)):
         return ""
-    noun = "folder" if path_kind in ("folder", "model") else "file"
+    noun = {"folder": "folder", "model": "folder", "code": "file or installed module"}.get(path_kind, "file")
     return f"no such {noun}: {path} (searched in {Path.cwd()}). Set another path."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
@@ -14,6 +15,7 @@ from alphaapollo.launch.prepare import Preparation
 from alphaapollo.models.load import load_config
 from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.planning.model_requirements import ModelUse
+from alphaapollo.testing import try_user_functions
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.workers.builders import (
     make_critic_model_section,
@@ -44,6 +46,9 @@ class PolicyPreparation(Preparation):
         super().check_config()
         if self.config.algorithm.custom_module:
             load_user_module(self.config.algorithm.custom_module, "algorithm.custom_module")
+        algorithm, actor = self.config.algorithm, self.config.actor_rollout_ref.actor
+        functions = get_estimator(algorithm.adv_estimator), get_policy_loss(actor.policy_loss.loss_mode)
+        try_user_functions(*functions, algorithm, actor, self.config.group_size)
 
     def resolve_workers(self) -> None:
         self.plan = resolve_plan(self.config, self.machine, self.notices)

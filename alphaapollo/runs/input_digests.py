@@ -21,6 +21,7 @@ from alphaapollo.config.keys import get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import CHANGES_DATA, FilePath, Section
 from alphaapollo.data.files import HELD_OUT, TRAIN, resolve_entry
 from alphaapollo.utils.hub import MODEL_TEXTS, is_local_path
+from alphaapollo.utils.user_module import find_module_file
 
 Digests = dict[str, list[tuple[str, str]]]
 """Configuration key -> (path, digest) of each file, in order."""
@@ -57,7 +58,7 @@ def compute_input_digests(config: Section) -> Digests:
                     files += [(str(file), digest_file(file)) for file in entry.files]
                     files += [(entry.entry, entry.part)] if entry.part else []
                 elif "code" in kinds:
-                    files += [(str(file), digest_file(file)) for file in _list_code_files(Path(path).expanduser())]
+                    files += [(str(file), digest_file(file)) for file in _list_code_files(path)]
                 elif not is_local_path(path):
                     files.append((path, _find_commit(path)))
                 else:
@@ -129,8 +130,12 @@ class _Finder(ModuleFinder):
         return module
 
 
-def _list_code_files(path: Path) -> list[Path]:
-    """Return a Python file and the files of its folder that it imports, directly or indirectly."""
+def _list_code_files(name: str) -> list[Path]:
+    """Return a Python file and the files of its folder that it imports, directly or indirectly; of a module in a
+    package, the files of this package's folder."""
+    if (path := find_module_file(name)) and (path.parent / "__init__.py").is_file():
+        return [path, *sorted({*path.parent.glob("*.py")} - {path})]
+    path = path or Path(name).expanduser()
     finder = _Finder([str(path.parent)], excludes=["alphaapollo"])
     with suppress(SyntaxError, ValueError, ImportError, RecursionError):
         finder.run_script(str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import importlib.util
 import os
 import sys
@@ -23,17 +24,27 @@ _modules_by_folder: dict[str, dict[str, ModuleType]] = {}  # user modules whose 
 
 
 def load_user_module(path: str, path_key: str) -> ModuleType:
-    """Import the user's Python file `path`, the value of configuration key `path_key`. A second call returns the same
-    module.
+    """Import the user's Python file or module `path`, e.g. `mylab.losses`, the value of configuration key `path_key`. A
+    second call returns the same module.
 
     Decorators in the file register their functions in this process only, so each process that looks up a registered
     name must call this function. The file may import other files of its folder, also if the folder of another user file
     has files of the same name. Raises ValueError if the file does not exist, is not a Python file, or cannot be
     imported. The message has the failing line.
     """
+    if module_file := find_module_file(path):
+        try:
+            return importlib.import_module(path)
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            raise ValueError(
+                f"{path_key}: {path} cannot be imported: {format_error(error, module_file)}. Fix the module."
+            ) from error
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
-        raise ValueError(f"{path_key}={path}: no such file in {Path.cwd()}. Set the path of a Python file.")
+        raise ValueError(
+            f"{path_key}={path}: no such file in {Path.cwd()}, and no such installed module. Set the path of a Python "
+            "file, or the name of a module."
+        )
     if file.suffix != ".py":
         raise ValueError(f"{path_key}={path} is not a Python file. Set a file whose name ends in .py.")
     name = f"alphaapollo_user_{file.stem}_{derive_seed(str(file)):x}"
@@ -41,6 +52,17 @@ def load_user_module(path: str, path_key: str) -> ModuleType:
         if name not in sys.modules:
             _import_file(file, name, path_key, path)
         return sys.modules[name]
+
+
+def find_module_file(name: str) -> Path | None:
+    """Return the file of an installed module, e.g. `mylab.losses`; None for a path, and for a module without a file."""
+    if name.endswith(".py") or not all(map(str.isidentifier, name.split("."))):
+        return None
+    try:
+        spec = importlib.util.find_spec(name)  # imports the packages that contain it
+    except Exception:  # noqa: BLE001  a package of another name may raise anything
+        return None
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
 def load_user_object(path: str, name: str, path_key: str, name_key: str) -> UserObject:

@@ -18,7 +18,7 @@ LAYERS = [
     ["_version", "types", "utils", "processes"],
     ["config"],
     ["algorithms", "data", "tools"],
-    ["runs", "user_objects"],
+    ["runs", "user_objects", "testing"],
     ["rewards", "batching"],
     ["observability"],
     ["models", "environments", "engines"],

@@ -12,7 +12,7 @@ LINES_OF_A_FUNCTION = 60
 CORE = 42850  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
-    ".": 750,
+    ".": 900,
     "algorithms": 2150,
     "batching": 650,
     "cli": 400,
@@ -55,7 +55,7 @@ BUDGETS = {
     "session": 950,
     "tools": 1550,
     "trainer": 3500,
-    "utils": 1100,
+    "utils": 1150,
     "workers": 2150,
 }
 

@@ -195,7 +195,7 @@ def all_finite(values: Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-_estimators = FunctionRegistry("advantage estimator", Estimator, Algorithm)
+_estimators = FunctionRegistry("advantage estimator", "estimators", Estimator, Algorithm)
 get_estimator, estimator_names = _estimators.get, _estimators.names
 register_estimator = _estimators.declare
 """Decorator that registers an estimator, selected by algorithm.adv_estimator=name; see FunctionRegistry.declare."""

@@ -106,7 +106,7 @@ class PolicyLoss:
         return replace(output, metrics=output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
 
 
-_policy_losses = FunctionRegistry("policy loss", PolicyLoss, Actor)
+_policy_losses = FunctionRegistry("policy loss", "losses", PolicyLoss, Actor)
 get_policy_loss, policy_loss_names = _policy_losses.get, _policy_losses.names
 register_policy_loss = _policy_losses.declare
 """Decorator that registers a loss, selected by policy_loss.loss_mode=name; see FunctionRegistry.declare."""

@@ -313,7 +313,7 @@ class Algorithm(Section):
     rollout_correction: RolloutCorrection = RolloutCorrection()
     reference_reset: ReferenceReset = ReferenceReset()
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
-    """Python file that registers your own estimators or losses."""
+    """Python file, or installed module, that registers your own estimators or losses."""
 
 
 class CriticModel(Lora):

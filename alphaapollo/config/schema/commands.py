@@ -156,7 +156,7 @@ class Preference(Section):
     """Weight of an added next-token loss on the chosen answer: a mean over its tokens (RPO, arXiv 2404.19733); with
     slic a sum (SLiC-HF's lambda)."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
-    """Python file that registers your own losses (docs/preferences.md)."""
+    """Python file, or installed module, that registers your own losses (docs/preferences.md)."""
 
 
 class DpoConfig(TuningConfig):

@@ -107,7 +107,7 @@ class Env(Section):
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`; openenv
     and classes of other frameworks `{observation}`."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
-    """Python file with your own environments: registered ones, or classes of other frameworks."""
+    """Python file, or installed module, with your own environments: registered ones, or classes of other frameworks."""
     settings: dict[str, Scalar | list[Scalar]] = {}
     """Settings of your own environment, e.g. {size: 5}. It declares them, or they are arguments of its class."""
     max_steps: Annotated[PositiveInt, WHEN_MULTI_TURN] = 1

@@ -141,7 +141,7 @@ class Reward(Section):
     required: list[str] = []
     """Components (or `task`) that must be above 0; otherwise the reward is 0."""
     custom_module: Annotated[str, CODE] = ""
-    """Python file that registers your own components."""
+    """Python file, or installed module, that registers your own components."""
     judge: Judge = Judge()
     """A language model that scores responses."""
     rubric: Rubric = Rubric()

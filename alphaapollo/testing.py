@@ -1,0 +1,178 @@
+"""Test an advantage estimator or a policy loss of your own: random inputs, and checks of what a run relies on
+(docs/algorithms/custom.md).
+
+def test_mine():
+    check_estimator("mine")
+    check_policy_loss("my_loss")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages import Advantages, Estimator, get_estimator
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Turns
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
+from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs
+from alphaapollo.config.schema import Actor, Algorithm
+
+InputsT = TypeVar("InputsT", AdvantageInputs, PolicyLossInputs)
+STEP, TOLERANCE = 1e-6, 1e-5  # of finite differences in float64, and the largest difference that is rounding
+
+
+class _Components(dict[str, Tensor]):
+    """Components of any name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        return self["accuracy"]
+
+
+def make_estimator_inputs(prompts: int = 3, samples: int = 4, length: int = 5, seed: int = 0) -> AdvantageInputs:
+    """Make random inputs with all optional fields: one row of 1 to `length` action tokens per trajectory, [prompts *
+    samples, length], of one turn each, with its reward (0 or 1) at the last token. float64."""
+    generator, rows = torch.Generator().manual_seed(seed), prompts * samples
+    lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+    mask = (torch.arange(length) < lengths).double()
+    scores = torch.randint(2, (rows,), generator=generator).double()
+    is_last = torch.arange(length) == lengths - 1
+    ids, groups = torch.arange(rows), torch.arange(rows) // samples
+    turns = Turns(torch.where(mask.bool(), ids[:, None], -1), ids, groups)
+    return AdvantageInputs(
+        token_rewards=scores[:, None] * is_last,
+        mask=mask,
+        scores=scores,
+        group_ids=groups,
+        trajectory_ids=ids,
+        values=torch.randn(rows, length, generator=generator, dtype=torch.float64) * mask,
+        greedy_rewards=torch.ones(rows, dtype=torch.float64),
+        components=_Components(accuracy=scores),
+        turns=turns,
+        mini_batches=torch.zeros(rows, dtype=torch.int64),
+    )
+
+
+def make_loss_inputs(rows: int = 4, length: int = 5, seed: int = 0) -> PolicyLossInputs:
+    """Make random inputs of `rows` trajectories with 1 to `length` action tokens. The ratios are about 0.7 to 1.4, and
+    advantages have both signs; `logp` has a gradient. float64 [rows, length]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(scale: float) -> Tensor:
+        return scale * torch.randn(rows, length, generator=generator, dtype=torch.float64)
+
+    lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+    old = -1.0 - draw(0.5).abs()
+    return PolicyLossInputs(
+        logp=(old + draw(0.1)).requires_grad_(),
+        old_logp=old,
+        advantages=draw(1.0),
+        mask=(torch.arange(length) < lengths).double(),
+        rollout_logp=old + draw(0.01),
+        selected_tokens=torch.ones(rows, length, dtype=torch.bool),
+    )
+
+
+def check_estimator(name: str, config: Algorithm | None = None, seed: int = 0, **sizes: int) -> Advantages:
+    """Check that a registered estimator returns finite values of the right shape, 0 outside the mask, which depend
+    neither on the order of the trajectories nor on padding. sizes: see make_estimator_inputs. Returns its result.
+    Raises AssertionError, or ValueError with the file of the estimator."""
+    estimator, settings = get_estimator(name), config or Algorithm()
+    inputs = make_estimator_inputs(seed=seed, **sizes)
+    result = estimator(inputs, settings)
+    order = torch.randperm(len(inputs.scores), generator=torch.Generator().manual_seed(seed))
+    shuffled = estimator(_take_rows(inputs, order), settings)
+    padded = estimator(_pad(inputs), settings)
+    for field, values in result._asdict().items():
+        _check_equal(f"{field} after a change of the order", getattr(shuffled, field), values[order])
+        _check_equal(f"{field} with padding", getattr(padded, field)[:, :-1], values)
+    return result
+
+
+def check_policy_loss(name: str, config: Actor | None = None, seed: int = 0, stops_gradient: bool = False) -> Tensor:
+    """Check that a registered policy loss returns finite values of the right shape, that padding does not change them,
+    that a row has the same loss alone, as in another micro-batch, and that the gradient equals finite differences,
+    unless the loss stops a gradient on purpose (`detach`). Returns the loss. Raises as check_estimator does."""
+    loss, settings, inputs = get_policy_loss(name), config or Actor(), make_loss_inputs(seed=seed)
+    values = loss(inputs, settings).loss
+    padded = loss(_pad(inputs), settings).loss
+    _check_equal("the loss with padding", padded[:, :-1] if padded.ndim == 2 else padded, values)
+    for row in range(len(values)):
+        alone = loss(_take_rows(inputs, torch.tensor([row])), settings).loss[0]
+        _check_equal(f"the loss of row {row} alone", alone * inputs.mask[row].any(), values[row])
+    if stops_gradient:
+        return values
+
+    def total(logp: Tensor) -> Tensor:
+        output, mask = loss(replace(inputs, logp=logp), settings), inputs.mask if values.ndim == 2 else 1.0
+        return ((output.loss + output.penalty) * mask).sum()
+
+    (gradient,) = torch.autograd.grad(total(inputs.logp), inputs.logp)
+    for row, column in inputs.mask.nonzero().tolist():
+        moved = [inputs.logp.detach().clone().requires_grad_() for _ in range(2)]
+        for logp, step in zip(moved, (STEP, -STEP), strict=True):
+            logp.data[row, column] += step
+        difference = (total(moved[0]) - total(moved[1])).detach() / (2 * STEP)
+        _check_equal(f"the gradient at row {row}, token {column}", gradient[row, column], difference)
+    return values
+
+
+def try_user_functions(
+    estimator: Estimator, loss: PolicyLoss, algorithm: Algorithm, actor: Actor, samples: int
+) -> None:
+    """Call an estimator and a loss with a tiny batch, unless they are the project's. samples: size of a group. Raises
+    ValueError with file and function for an error, another shape, values or a gradient that are not finite."""
+    if not estimator.fn.__module__.startswith("alphaapollo."):
+        estimator(make_estimator_inputs(2, samples), algorithm)
+    if not loss.fn.__module__.startswith("alphaapollo."):
+        inputs = make_loss_inputs()
+        output = loss(inputs, actor)
+        total = (output.loss + output.penalty).sum()
+        (gradient,) = torch.autograd.grad(total, inputs.logp)
+        for what, values in (("the loss", total), ("the gradient of the loss", gradient)):
+            if not values.isfinite().all():
+                raise ValueError(f"{loss}: {what} is not finite for inputs that are. Fix {loss.fn.__name__}().")
+
+
+def _map_tensors(inputs: InputsT, change: Callable[[Tensor], Any]) -> InputsT:
+    """Change each tensor of the rows, also those of `components`."""
+    changed: dict[str, Any] = {}
+    for field in fields(inputs):
+        value = getattr(inputs, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = change(value)
+        elif isinstance(value, dict):
+            changed[field.name] = type(value)({name: change(one) for name, one in value.items()})
+    return replace(inputs, **changed)
+
+
+def _take_rows(inputs: InputsT, rows: Tensor) -> InputsT:
+    taken = _map_tensors(inputs, lambda values: values[rows])
+    if isinstance(taken, PolicyLossInputs) or inputs.turns is None:
+        return taken
+    turns = inputs.turns  # one per row: they keep their numbers
+    return replace(taken, turns=replace(turns, turn_of_token=turns.turn_of_token[rows]))
+
+
+def _pad(inputs: InputsT) -> InputsT:
+    """Add a column outside the mask, with ones in all other matrices."""
+    padded = _map_tensors(inputs, lambda values: _add_column(values, 1) if values.ndim == 2 else values)
+    padded = replace(padded, mask=_add_column(inputs.mask, 0))
+    if isinstance(padded, PolicyLossInputs) or inputs.turns is None:
+        return padded
+    rewards, values = _add_column(inputs.token_rewards, 0), _add_column(inputs.values, 0)
+    turns = replace(inputs.turns, turn_of_token=_add_column(inputs.turns.turn_of_token, -1))
+    return replace(padded, token_rewards=rewards, values=values, turns=turns)
+
+
+def _add_column(values: Tensor | None, number: int) -> Tensor:
+    assert values is not None
+    return torch.cat([values, torch.full_like(values[:, :1], number)], dim=1)
+
+
+def _check_equal(what: str, found: Tensor, expected: Tensor) -> None:
+    largest = (found - expected).abs().max().item()
+    assert largest <= TOLERANCE * max(1.0, expected.abs().max().item()), f"{what} differs by {largest:.3g}"
