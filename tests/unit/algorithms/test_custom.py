@@ -134,10 +134,11 @@ def test_losses_declare_whether_tokens_without_advantage_have_a_gradient(name: s
 
 
 def test_the_example_of_the_docs_runs_from_a_file_outside_the_package(tmp_path: Path) -> None:
-    example, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(example.splitlines()) <= 15
-    for name, text in (("example", example), ("second", second)):
-        load_user_module(write(tmp_path, text, name), KEY)
+    texts = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(texts[0].splitlines()) <= 15
+    names = ("example", "tests_of_the_page", "second")
+    modules = [load_user_module(write(tmp_path, *one), KEY) for one in zip(texts, names, strict=True)]
+    modules[1].test_mine()
     inputs = make_advantage_inputs([3.0, 1.0], [0, 1], torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
     for name in ("centred", "centred_scores"):
         assert get_estimator(name)(inputs, Algorithm()).advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0]]  # mean 2
