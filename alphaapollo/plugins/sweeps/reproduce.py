@@ -83,10 +83,13 @@ def prepare_run(folder: Path, user_words: Sequence[str]) -> tuple[str, list[str]
         raise ValueError(f"{folder} is not a run of {', '.join(SWEPT)}. Give the folder of such a run, or of a sweep.")
     trainer = find_nested_map(saved, "trainer")
     names = {"output_dir": RunFolder().output_dir, "project_name": f"reproduced_{trainer['project_name']}"}
+    names["resume_mode"] = "disable"  # numbers of an earlier call are not compared again
     words = [f"--config={find_saved_config(folder)[0]}"]
     words += [*(format_override(f"trainer.{name}", value) for name, value in names.items()), *user_words]
     config = resolve_model_paths(load_config(COMMANDS[command], command.removeprefix("main_"), words))
     assert isinstance(config, Config | TuningConfig)
+    if config.trainer.resume_mode != "disable":
+        raise ValueError(f"trainer.resume_mode={config.trainer.resume_mode}: reproduce trains from scratch. Remove it.")
     if config.trainer.folder.absolute() == folder.absolute():
         raise ValueError(f"{folder} is the recorded run. Set another trainer.project_name.")
     return MODULES[command], words, config
@@ -118,7 +121,7 @@ def reproduce_run(
         terminal.write(f"{folder.name} failed: {error}")
         return False
     is_same, text = compare(read_numbers(config.trainer.folder), recorded, sorted(recorded))
-    terminal.write(f"{folder.name}, {len(recorded)} iterations: {text}")
+    terminal.write(f"{folder.name}, {len(recorded)} logged iterations: {text}")
     return is_same
 
 
@@ -181,7 +184,9 @@ def compare(
 
 
 def write_runs_to_reproduce(folder: Path, runs: Sequence[Path]) -> None:
-    """Write settings without secrets, versions, digests and numbers of the runs to a folder that `reproduce` reads."""
+    """Write settings without secrets, versions, digests and numbers of the runs to a folder, which is replaced, and
+    which `reproduce` reads."""
+    shutil.rmtree(folder, ignore_errors=True)
     for run in filter(lambda run: find_saved_config(run)[0], runs):
         (folder / run.name).mkdir(parents=True, exist_ok=True)
         values = read_saved_config(run)

@@ -45,6 +45,7 @@ def test_a_run_is_trained_again_and_compared_at_each_validation(
         rows = [ROWS[0], ROWS[1] | {"val/loss": loss, "timing/step": 9.0}]
         config = load_config(SftConfig, "sft", words)
         assert module.endswith("main_sft") and config.trainer.folder == folder != run
+        assert config.trainer.resume_mode == "disable"  # an earlier reproduction is not compared again
         folder.mkdir(parents=True)
         write_rows(folder / "metrics.jsonl", rows)
         for row in rows:
@@ -84,6 +85,7 @@ def test_what_differs_is_shown_first(run: Path, capsys: pytest.CaptureFixture[st
     assert "may differ" in shown and "project_name" not in shown
     (run / "metrics.jsonl").unlink()
     assert main(["reproduce", str(run)]) == 2 and "metrics.jsonl is missing" in capsys.readouterr().err
+    assert main(["reproduce", str(run), "trainer.resume_mode=auto"]) == 2 and "from scratch" in capsys.readouterr().err
     assert main(["reproduce", "gone"]) == 2 and "gone has no runs" in capsys.readouterr().err
 
 

@@ -42,6 +42,7 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
         ("groups/mixed", 1.0, [0, 1]),
         ("val/accuracy", 1.1, [-3, 5]),
         ("val/loss", 1, [-3, 5]),
+        ("critic/vf_explained_var", 1, [-3, 5]),
         ("response_length/mean", 9, [0, 5]),
     ],
 )
