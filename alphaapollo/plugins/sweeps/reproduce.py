@@ -17,7 +17,7 @@ from alphaapollo.cli.main import SUBCOMMANDS, make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.changes import find_changes, identify_command
 from alphaapollo.config.keys import COMMANDS, find_nested_map, flatten_maps, format_override
-from alphaapollo.config.load import load_config
+from alphaapollo.config.load import SavedConfig, load_config, refuse_saved_code
 from alphaapollo.config.metrics import load_catalogue
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
@@ -41,6 +41,7 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.versions import find_commit, list_versions
 
 NUMBERS = ("format.json", "history.jsonl", "plan.json", "metrics.jsonl")  # versions, digests and values of a run
+REWARD = "custom_reward_function.path"
 SPEED = "rollout/tokens_per_second"
 MODULES = {SUBCOMMANDS[name].command: SUBCOMMANDS[name].main.partition(":")[0] for name in SWEPT}
 README = """These are the settings, versions, digests and numbers of {runs} runs. Train them again and compare:
@@ -77,22 +78,25 @@ def main(argv: Sequence[str]) -> int:
 
 def prepare_run(folder: Path, user_words: Sequence[str]) -> tuple[str, list[str], Config | TuningConfig]:
     """Return module, words and configuration of the command that trains a recorded run again. Raises ValueError if
-    the folder is no training run, or if a word is wrong."""
+    the folder is no training run, a word is wrong, or code that the run names is not among the words, too."""
     command = identify_command(saved := read_saved_config(folder))
     if command not in MODULES or find_kind(folder) == "own loop":
         raise ValueError(f"{folder} is not a run of {', '.join(SWEPT)}. Give the folder of such a run, or of a sweep.")
     trainer = find_nested_map(saved, "trainer")
     names = {"output_dir": RunFolder().output_dir, "project_name": f"reproduced_{trainer['project_name']}"}
     names["resume_mode"] = "disable"  # numbers of an earlier call are not compared again
-    words = [f"--config={find_saved_config(folder)[0]}"]
-    words += [*(format_override(f"trainer.{name}", value) for name, value in names.items()), *user_words]
-    config = resolve_model_paths(load_config(COMMANDS[command], command.removeprefix("main_"), words))
+    words = [*(format_override(f"trainer.{name}", value) for name, value in names.items()), *user_words]
+    start = SavedConfig(folder, saved)
+    config = resolve_model_paths(load_config(COMMANDS[command], command.removeprefix("main_"), words, start))
     assert isinstance(config, Config | TuningConfig)
+    reward = flatten_maps(config.model_dump(mode="json")).get(REWARD)
+    if reward and not any(word.startswith(f"{REWARD}=") for word in user_words):
+        refuse_saved_code(folder, {REWARD: reward})
     if config.trainer.resume_mode != "disable":
         raise ValueError(f"trainer.resume_mode={config.trainer.resume_mode}: reproduce trains from scratch. Remove it.")
     if config.trainer.folder.absolute() == folder.absolute():
         raise ValueError(f"{folder} is the recorded run. Set another trainer.project_name.")
-    return MODULES[command], words, config
+    return MODULES[command], [f"--config={find_saved_config(folder)[0]}", *words], config
 
 
 def reproduce_run(

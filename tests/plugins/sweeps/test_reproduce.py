@@ -94,3 +94,12 @@ def test_secrets_are_not_in_the_folder_for_others(run: Path) -> None:
     (run / "config.yaml").write_text(text.replace("path: o/m", "path: https://me:word@host/m"))
     reproduce.write_runs_to_reproduce(run.parent / "to_reproduce", [run])
     assert "word" not in (run.parent / "to_reproduce" / run.name / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("code", ["model.trust_remote_code=true", "custom_reward_function.path=their_reward.py"])
+def test_code_that_a_folder_names_must_be_repeated(run: Path, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data.train_files=train.parquet", "trainer.project_name=sweep_sft", "trainer.device=cpu", "model.path=o/m"]
+    save_config(load_config(SftConfig, "sft", [*words, code]), run / "config.yaml")
+    assert main(["reproduce", str(run), "trainer.dry_run=True"]) == 2
+    assert f"add {code.partition('=')[0]}" in capsys.readouterr().err.replace('"', "")
+    assert main(["reproduce", str(run), "trainer.dry_run=True", code]) == 0
