@@ -106,9 +106,8 @@ for list in "${stale[@]}"; do
     case $list in requirements/suites.txt | requirements/sglang_*.txt) ;; *) requirements+=(-r "$list") ;; esac
 done
 say "installing ${stale[*]} (the first download is about 1 GB for a CPU, several GB for GPUs)"
-# Imports write the bytecode of what is used. Where they cannot, or UV_COMPILE_BYTECODE=1 is set, all of it is written here.
-[ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || export UV_COMPILE_BYTECODE=1
-install_lists() { [ "${#requirements[@]}" -eq 0 ] || uv_install "${requirements[@]}"; }
+# Compiled bytecode halves the start time of a process. It is written now because .venv may be read-only later.
+install_lists() { [ "${#requirements[@]}" -eq 0 ] || uv_install --compile-bytecode "${requirements[@]}"; }
 install_suites() {
     [ -e .venv/suites ] || $python -m uv venv --quiet --python $python .venv/suites || return
     $python -m uv pip install --quiet --python .venv/suites/bin/python --no-deps -r requirements/suites.txt
@@ -116,7 +115,7 @@ install_suites() {
 find_packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 install_sglang() { # on a CPU, the packages of cpu.txt are used where they are
     [ -e .venv/sglang ] || $python -m uv venv --quiet --python $python .venv/sglang || return
-    $python -m uv pip install --quiet --python .venv/sglang/bin/python --no-deps \
+    $python -m uv pip install --quiet --compile-bytecode --python .venv/sglang/bin/python --no-deps \
         -r "requirements/sglang_$device.txt" || return
     [ "$device" = gpu ] || echo "import site; site.addsitedir('$(find_packages $python)')" \
         >"$(find_packages .venv/sglang/bin/python)/default_environment.pth"
