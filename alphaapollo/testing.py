@@ -19,9 +19,12 @@ from alphaapollo.algorithms.advantages import Advantages, Estimator, get_estimat
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Turns
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs
+from alphaapollo.algorithms.statistics import apply_mask
+from alphaapollo.algorithms.user_functions import explain_user_errors
 from alphaapollo.config.schema import Actor, Algorithm
 
 InputsT = TypeVar("InputsT", AdvantageInputs, PolicyLossInputs)
+OUTSIDE = {"mask": 0, "token_rewards": 0, "values": 0, "turns": -1}
 STEP, TOLERANCE = 1e-6, 1e-5  # of finite differences in float64, and the largest difference that is rounding
 
 
@@ -102,21 +105,16 @@ def check_policy_loss(name: str, config: Actor | None = None, seed: int = 0, sto
     _check_equal("the loss with padding", padded[:, :-1] if padded.ndim == 2 else padded, values)
     for row in range(len(values)):
         alone = loss(_take_rows(inputs, torch.tensor([row])), settings).loss[0]
-        _check_equal(f"the loss of row {row} alone", alone * inputs.mask[row].any(), values[row])
+        _check_equal(f"the loss of row {row} alone", alone, values[row])
     if stops_gradient:
         return values
-
-    def total(logp: Tensor) -> Tensor:
-        output, mask = loss(replace(inputs, logp=logp), settings), inputs.mask if values.ndim == 2 else 1.0
-        return ((output.loss + output.penalty) * mask).sum()
-
-    (gradient,) = torch.autograd.grad(total(inputs.logp), inputs.logp)
+    (gradient,) = torch.autograd.grad(_sum_loss(loss, inputs, settings), inputs.logp)
     for row, column in inputs.mask.nonzero().tolist():
         moved = [inputs.logp.detach().clone().requires_grad_() for _ in range(2)]
         for logp, step in zip(moved, (STEP, -STEP), strict=True):
             logp.data[row, column] += step
-        difference = (total(moved[0]) - total(moved[1])).detach() / (2 * STEP)
-        _check_equal(f"the gradient at row {row}, token {column}", gradient[row, column], difference)
+        above, below = (_sum_loss(loss, replace(inputs, logp=logp), settings).detach() for logp in moved)
+        _check_equal(f"the gradient at row {row}, token {column}", gradient[row, column], (above - below) / (2 * STEP))
     return values
 
 
@@ -129,48 +127,47 @@ def try_user_functions(
         estimator(make_estimator_inputs(2, samples), algorithm)
     if not loss.fn.__module__.startswith("alphaapollo."):
         inputs = make_loss_inputs()
-        output = loss(inputs, actor)
-        total = (output.loss + output.penalty).sum()
-        (gradient,) = torch.autograd.grad(total, inputs.logp)
-        for what, values in (("the loss", total), ("the gradient of the loss", gradient)):
-            if not values.isfinite().all():
-                raise ValueError(f"{loss}: {what} is not finite for inputs that are. Fix {loss.fn.__name__}().")
+        total = _sum_loss(loss, inputs, actor)
+        with explain_user_errors(loss.fn, str(loss)):
+            (gradient,) = torch.autograd.grad(total, inputs.logp)
+            for what, values in (("the loss", total), ("the gradient of the loss", gradient)):
+                if not values.isfinite().all():
+                    raise ValueError(f"{what} is not finite for inputs that are")
 
 
-def _map_tensors(inputs: InputsT, change: Callable[[Tensor], Any]) -> InputsT:
-    """Change each tensor of the rows, also those of `components`."""
+def _sum_loss(loss: PolicyLoss, inputs: PolicyLossInputs, config: Actor) -> Tensor:
+    """Sum loss and penalty over action tokens or sequences."""
+    output = loss(inputs, config)
+    values = output.loss + output.penalty
+    return (apply_mask(values, inputs.mask) if values.ndim == 2 else values).sum()
+
+
+def _map_tensors(inputs: InputsT, change: Callable[[str, Tensor], Tensor]) -> InputsT:
+    """Change each tensor of the rows: change(name of the field, tensor)."""
     changed: dict[str, Any] = {}
     for field in fields(inputs):
-        value = getattr(inputs, field.name)
+        name, value = field.name, getattr(inputs, field.name)
         if isinstance(value, Tensor):
-            changed[field.name] = change(value)
+            changed[name] = change(name, value)
         elif isinstance(value, dict):
-            changed[field.name] = type(value)({name: change(one) for name, one in value.items()})
+            changed[name] = type(value)({key: change(name, one) for key, one in value.items()})
+        elif isinstance(value, Turns):  # one turn per row, which keeps its number
+            changed[name] = replace(value, turn_of_token=change(name, value.turn_of_token))
     return replace(inputs, **changed)
 
 
 def _take_rows(inputs: InputsT, rows: Tensor) -> InputsT:
-    taken = _map_tensors(inputs, lambda values: values[rows])
-    if isinstance(taken, PolicyLossInputs) or inputs.turns is None:
-        return taken
-    turns = inputs.turns  # one per row: they keep their numbers
-    return replace(taken, turns=replace(turns, turn_of_token=turns.turn_of_token[rows]))
+    return _map_tensors(inputs, lambda _, values: values[rows])
 
 
 def _pad(inputs: InputsT) -> InputsT:
-    """Add a column outside the mask, with ones in all other matrices."""
-    padded = _map_tensors(inputs, lambda values: _add_column(values, 1) if values.ndim == 2 else values)
-    padded = replace(padded, mask=_add_column(inputs.mask, 0))
-    if isinstance(padded, PolicyLossInputs) or inputs.turns is None:
-        return padded
-    rewards, values = _add_column(inputs.token_rewards, 0), _add_column(inputs.values, 0)
-    turns = replace(inputs.turns, turn_of_token=_add_column(inputs.turns.turn_of_token, -1))
-    return replace(padded, token_rewards=rewards, values=values, turns=turns)
+    """Add a column outside the mask: OUTSIDE in the matrices that have a known value there, 1 in the others."""
 
+    def add_column(name: str, values: Tensor) -> Tensor:
+        column = torch.full_like(values[:, :1], OUTSIDE.get(name, 1)) if values.ndim == 2 else values[:0]
+        return torch.cat([values, column], dim=-1)
 
-def _add_column(values: Tensor | None, number: int) -> Tensor:
-    assert values is not None
-    return torch.cat([values, torch.full_like(values[:, :1], number)], dim=1)
+    return _map_tensors(inputs, add_column)
 
 
 def _check_equal(what: str, found: Tensor, expected: Tensor) -> None:

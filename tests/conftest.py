@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-
-gc.disable()  # until the tests are collected, which takes a fifth less time
 
 # No deadline per example, because machines may be busy; pytest's timeouts still apply. Examples are the same in every
 # run. tests.fuzz.check and tests.invariance.check draw new ones.
@@ -64,9 +62,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if near else True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without garbage collection, in four fifths of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests/loop with `loop`, tests/gpu with `gpu` and CORE with `core`. Skip tests/gpu without a CUDA device."""
-    gc.enable()
     core = {path: any(path.is_relative_to(HERE / name) for name in CORE) for path in {item.path for item in items}}
     for item in items:
         if (folder := folder_of(item)) in STACK:

@@ -181,8 +181,9 @@ def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -
     return config
 
 
-def refuse_saved_code(folder: Path, refused: Mapping[str, object]) -> None:
-    """Raise ConfigError if `refused` is not empty: {key naming code that the command line must repeat: value}."""
+def refuse_saved_code(folder: Path, refused: Mapping[str, object], words: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless `words` set all keys of `refused`: {key naming code that must be repeated: value}."""
+    refused = {key: value for key, value in refused.items() if not any(word.startswith(f"{key}=") for word in words)}
     if refused:
         texts = [format_override(key, value) for key, value in refused.items()]  # with Hydra's single quotes
         words = " ".join(

@@ -64,6 +64,7 @@ class FinetuningPreparation(Preparation):
     placement: Placement
     train: LoadedExamples[Any]
     val: dict[str, list[Any]]  # validation examples by source
+    longest_example: int  # tokens of all rows
     plan: FinetuningPlan
 
     @property
@@ -127,6 +128,7 @@ class FinetuningPreparation(Preparation):
         resolved = config.model_copy(update={"model": model})
         may_choose = config.model.enable_gradient_checkpointing == "auto"
         request = self.task.make_memory_request(self.train.examples)
+        self.longest_example = request.longest_row * request.rows_per_example
         fitted, self.memory, notices = fit_to_memory_if_measurable(resolved, device, self.machine, may_choose, request)
         self.chosen = fitted
         self.notices += notices
@@ -150,7 +152,6 @@ class FinetuningPreparation(Preparation):
     def describe(self) -> RunPlan:
         """Describe model, data, steps, ranks and memory of the run, and all notices."""
         trainer, memory, plan, size = self.config.trainer, self.memory, self.plan, self.config.data.train_batch_size
-        request = self.task.make_memory_request(self.train.examples)
         epochs, num_val = plan.goal.max_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
         without_ray = "in forked processes" if has_worker_processes(trainer) else "in this process"
         controller = "over Ray" if resolve_controller(trainer) == "ray" else without_ray
@@ -159,7 +160,7 @@ class FinetuningPreparation(Preparation):
             "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
             **describe_mixture(self.config.data, dict(enumerate(plan.train.file_sizes)), epochs),
             "steps": f"{plan.goal.max_steps} of {size} examples, {epochs:.2f} epochs",
-            "micro-batch": describe_micro_batch(plan.max_tokens, request.longest_row * request.rows_per_example),
+            "micro-batch": describe_micro_batch(plan.max_tokens, self.longest_example),
             "ranks": f"{plan.placement.describe_ranks()}, {controller}",
             "files": format_value(plan.config.data.train_files),
             "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory, trainer.keep_best),

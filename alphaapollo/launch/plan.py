@@ -114,8 +114,8 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine, notices: list[
 
     def resolve(settings: Settings) -> Config:
         changed = replace_values(config, settings)
-        plan, configured = resolve_plan(changed, machine, []), changed.actor_rollout_ref.model
-        chosen = {"model": choose_kernels(plan.model, configured), "rollout": plan.rollout}
+        resolved, model = resolve_plan(changed, machine, []), changed.actor_rollout_ref.model
+        chosen = {"model": choose_kernels(resolved.model, model), "rollout": resolved.rollout}
         return replace_values(changed, {f"actor_rollout_ref.{name}": section for name, section in chosen.items()})
 
     device, is_auto = plan.placement.device, config.actor_rollout_ref.model.enable_gradient_checkpointing == "auto"

@@ -32,7 +32,7 @@ def test_unknown_key_is_reported_before_slow_imports(ppo: Runner, monkeypatch: p
 
 @pytest.mark.core
 def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:
-    done = ppo.finish(ppo.start("trainer.dry_run=True", warm=True))
+    done = ppo.finish(ppo.start("trainer.dry_run=True"))
     assert done.code == 0
     for words in ("4 prompts x 4 samples = 16 trajectories", "2 mini-batches", "data-parallel", "rollout engines"):
         assert words in done.output, done.output

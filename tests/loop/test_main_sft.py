@@ -46,9 +46,6 @@ class SftRunner(Runner):
             "trainer.experiment_name": name,
         }
 
-    def start(self, *overrides: str, name: str = "run", warm: bool | None = None) -> Program:
-        return super().start(*overrides, name=name, warm=True)
-
     def held(self, monkeypatch: pytest.MonkeyPatch, where: str, place: str, *overrides: str) -> Program:
         """Start a run that waits in its fourth step, or before it writes its second checkpoint, until `release` exists.
         It has finished step 3 and written its first checkpoint."""

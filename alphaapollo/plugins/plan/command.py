@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.markup import escape
 from rich.table import Column, Table
@@ -57,14 +58,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+class CandidatePreparation(RlPreparation):
+    """Preparation of a row of the table."""
+
+    LEFT_OUT: ClassVar = {"show_plan": "the table has it"}
+
+
 def plan_candidate(words: Sequence[str]) -> list[str]:
     """Return the cells of COLUMNS for a candidate; if its configuration is wrong, only what is wrong."""
     try:
         config, user_settings = load_config_and_user_settings(Config, "ppo", [*words, f"{DRY_RUN}=true"])
-        run = RlPreparation(resolve_model_paths(config), Console(), user_settings)
-        for step in run.list_steps():
-            if step != "show_plan":
-                getattr(run, step)()
+        run = CandidatePreparation(resolve_model_paths(config), Console(), user_settings).prepare()
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return ["error"]

@@ -89,9 +89,8 @@ def prepare_run(folder: Path, user_words: Sequence[str]) -> tuple[str, list[str]
     start = SavedConfig(folder, saved)
     config = resolve_model_paths(load_config(COMMANDS[command], command.removeprefix("main_"), words, start))
     assert isinstance(config, Config | TuningConfig)
-    reward = flatten_maps(config.model_dump(mode="json")).get(REWARD)
-    if reward and not any(word.startswith(f"{REWARD}=") for word in user_words):
-        refuse_saved_code(folder, {REWARD: reward})
+    if reward := flatten_maps(config.model_dump(mode="json")).get(REWARD):
+        refuse_saved_code(folder, {REWARD: reward}, user_words)
     if config.trainer.resume_mode != "disable":
         raise ValueError(f"trainer.resume_mode={config.trainer.resume_mode}: reproduce trains from scratch. Remove it.")
     if config.trainer.folder.absolute() == folder.absolute():

@@ -86,8 +86,8 @@ def record_next_iteration(run: Path, overrides: Sequence[str]) -> Path | None:
     None if training failed."""
     saved = load_saved_config(run, overrides, ("",))
     reward = saved.custom_reward_function.path
-    if reward and not any(word.startswith(f"{REWARD}=") for word in overrides):
-        refuse_saved_code(run, {REWARD: reward})
+    if reward:
+        refuse_saved_code(run, {REWARD: reward}, overrides)
     complete = list_checkpoints(run)
     step = parse_step(complete[-1]) + 1 if complete else 1
     words = {
