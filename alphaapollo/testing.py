@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages import Advantages, Estimator, get_estimator
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Turns
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Need, Turns
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs
 from alphaapollo.algorithms.statistics import apply_mask
-from alphaapollo.algorithms.user_functions import explain_user_errors
+from alphaapollo.algorithms.user_functions import check_finite_gradient, explain_user_errors, is_own
 from alphaapollo.config.schema import Actor, Algorithm
 
 InputsT = TypeVar("InputsT", AdvantageInputs, PolicyLossInputs)
@@ -29,10 +29,16 @@ STEP, TOLERANCE = 1e-6, 1e-5  # of finite differences in float64, and the larges
 
 
 class _Components(dict[str, Tensor]):
-    """Components of any name."""
+    """Components of any name, because a test does not know what the reward function returns."""
 
     def __missing__(self, name: str) -> Tensor:
-        return self["accuracy"]
+        return self["task"]
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def get(self, name: str, default: object = None) -> Tensor:
+        return self[name]
 
 
 def make_estimator_inputs(prompts: int = 3, samples: int = 4, length: int = 5, seed: int = 0) -> AdvantageInputs:
@@ -53,7 +59,7 @@ def make_estimator_inputs(prompts: int = 3, samples: int = 4, length: int = 5, s
         trajectory_ids=ids,
         values=torch.randn(rows, length, generator=generator, dtype=torch.float64) * mask,
         greedy_rewards=torch.ones(rows, dtype=torch.float64),
-        components=_Components(accuracy=scores),
+        components=_Components(task=scores),
         turns=turns,
         mini_batches=torch.zeros(rows, dtype=torch.int64),
     )
@@ -84,8 +90,8 @@ def check_estimator(name: str, config: Algorithm | None = None, seed: int = 0, *
     neither on the order of the trajectories nor on padding. sizes: see make_estimator_inputs. Returns its result.
     Raises AssertionError, or ValueError with the file of the estimator."""
     estimator, settings = get_estimator(name), config or Algorithm()
-    inputs = make_estimator_inputs(seed=seed, **sizes)
-    result = estimator(inputs, settings)
+    inputs = _keep_needed(make_estimator_inputs(seed=seed, **sizes), estimator)
+    result = _call(estimator, inputs, settings)
     order = torch.randperm(len(inputs.scores), generator=torch.Generator().manual_seed(seed))
     shuffled = estimator(_take_rows(inputs, order), settings)
     padded = estimator(_pad(inputs), settings)
@@ -97,15 +103,23 @@ def check_estimator(name: str, config: Algorithm | None = None, seed: int = 0, *
 
 def check_policy_loss(name: str, config: Actor | None = None, seed: int = 0, stops_gradient: bool = False) -> Tensor:
     """Check that a registered policy loss returns finite values of the right shape, that padding does not change them,
-    that a row has the same loss alone, as in another micro-batch, and that the gradient equals finite differences,
-    unless the loss stops a gradient on purpose (`detach`). Returns the loss. Raises as check_estimator does."""
+    that a row has the same loss alone, as in another micro-batch, that metrics of rows add up, and that the gradient
+    equals finite differences, unless the loss stops a gradient on purpose (`detach`). Returns the loss. Raises as
+    check_estimator does."""
     loss, settings, inputs = get_policy_loss(name), config or Actor(), make_loss_inputs(seed=seed)
-    values = loss(inputs, settings).loss
-    padded = loss(_pad(inputs), settings).loss
+    output = _call(loss, inputs, settings)
+    values, padded = output.loss, loss(_pad(inputs), settings).loss
     _check_equal("the loss with padding", padded[:, :-1] if padded.ndim == 2 else padded, values)
-    for row in range(len(values)):
-        alone = loss(_take_rows(inputs, torch.tensor([row])), settings).loss[0]
-        _check_equal(f"the loss of row {row} alone", alone, values[row])
+    alone = [loss(row, settings) for row in _split_rows(inputs)]
+    for index, one in enumerate(alone):
+        _check_equal(f"the loss of row {index} alone", one.loss[0], values[index])
+    for name, value in output.metrics.items():
+        combine = torch.amax if name.endswith("_max") else torch.sum
+        _check_equal(
+            f"the metric {name!r}, added up over rows,",
+            combine(torch.stack([one.metrics[name] for one in alone])),
+            value,
+        )
     if stops_gradient:
         return values
     (gradient,) = torch.autograd.grad(_sum_loss(loss, inputs, settings), inputs.logp)
@@ -122,17 +136,52 @@ def try_user_functions(
     estimator: Estimator, loss: PolicyLoss, algorithm: Algorithm, actor: Actor, samples: int
 ) -> None:
     """Call an estimator and a loss with a tiny batch, unless they are the project's. samples: size of a group. Raises
-    ValueError with file and function for an error, another shape, values or a gradient that are not finite."""
-    if not estimator.fn.__module__.startswith("alphaapollo."):
-        estimator(make_estimator_inputs(2, samples), algorithm)
-    if not loss.fn.__module__.startswith("alphaapollo."):
-        inputs = make_loss_inputs()
+    ValueError with file and function for an error, another type or shape, inputs that are read but not declared or
+    changed in place, values, metrics or a gradient that are not finite, and metrics with other names in another
+    call."""
+    if not is_own(estimator.fn):
+        _call(estimator, _keep_needed(make_estimator_inputs(2, samples), estimator), algorithm)
+    inputs = make_loss_inputs()
+    if loss.select_tokens is not None:
+        loss.choose_tokens(inputs.old_logp.flatten(), inputs.advantages.flatten(), actor)
+    if not is_own(loss.fn):
+        metrics = _call(loss, inputs, actor).metrics
+        others = [loss(row, actor).metrics for row in _split_rows(inputs)]
         total = _sum_loss(loss, inputs, actor)
         with explain_user_errors(loss.fn, str(loss)):
-            (gradient,) = torch.autograd.grad(total, inputs.logp)
-            for what, values in (("the loss", total), ("the gradient of the loss", gradient)):
-                if not values.isfinite().all():
-                    raise ValueError(f"{what} is not finite for inputs that are")
+            check_finite_gradient(total, inputs.logp)
+            if infinite := [name for name, value in metrics.items() if not value.isfinite()]:
+                raise ValueError(f"the metric {infinite[0]!r} is not finite for inputs that are")
+            if any(other.keys() != metrics.keys() for other in others):
+                raise ValueError("the metrics have other names for another batch. Return 0 for one that does not apply")
+
+
+def _call(function: Any, inputs: Any, config: Any) -> Any:
+    """Call an estimator or a loss. Raises ValueError if it changes its inputs in place."""
+    versions = _list_versions(inputs)
+    result = function(inputs, config)
+    with explain_user_errors(function.fn, str(function)):
+        if _list_versions(inputs) != versions:
+            raise ValueError("it changes its inputs in place, which other parts of a run use, too")
+    return result
+
+
+def _list_versions(inputs: InputsT) -> list[int]:
+    """List how many times each tensor of the inputs was changed in place."""
+    versions: list[int] = []
+
+    def note(_: str, values: Tensor) -> Tensor:
+        versions.append(values._version)
+        return values
+
+    _map_tensors(inputs, note)
+    return versions
+
+
+def _keep_needed(inputs: AdvantageInputs, estimator: Estimator) -> AdvantageInputs:
+    """Leave out the optional inputs that an estimator does not declare, as a run does."""
+    unknown: dict[str, Any] = dict.fromkeys(set(get_args(Need)) - set(estimator.needs))
+    return replace(inputs, **unknown)
 
 
 def _sum_loss(loss: PolicyLoss, inputs: PolicyLossInputs, config: Actor) -> Tensor:
@@ -154,6 +203,11 @@ def _map_tensors(inputs: InputsT, change: Callable[[str, Tensor], Tensor]) -> In
         elif isinstance(value, Turns):  # one turn per row, which keeps its number
             changed[name] = replace(value, turn_of_token=change(name, value.turn_of_token))
     return replace(inputs, **changed)
+
+
+def _split_rows(inputs: PolicyLossInputs) -> list[PolicyLossInputs]:
+    """Return a micro-batch for each row."""
+    return [_take_rows(inputs, torch.tensor([row])) for row in range(len(inputs.mask))]
 
 
 def _take_rows(inputs: InputsT, rows: Tensor) -> InputsT:

@@ -19,7 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, explain_user_errors
+from alphaapollo.algorithms.user_functions import (
+    FunctionRegistry,
+    check_finite_gradient,
+    check_float_tensor,
+    explain_user_errors,
+)
 from alphaapollo.config.schema import Preference
 
 EXO_SMOOTHING = 1e-3  # default of label_smoothing in arXiv 2402.00856
@@ -131,7 +136,10 @@ class PreferenceLoss:
         logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
         is_desirable = torch.tensor([True, False, True, False])
         reference = logp.detach() - 0.1 if self.needs_reference else None
-        self(AnswerBatch(logp, torch.tensor([2, 3, 2, 1]), is_desirable, reference, kl=torch.tensor(0.1)), config)
+        answers = AnswerBatch(logp, torch.tensor([2, 3, 2, 1]), is_desirable, reference, kl=torch.tensor(0.1))
+        losses = self(answers, config).losses
+        with explain_user_errors(self.fn, str(self)):
+            check_finite_gradient(losses.sum(), logp)
 
 
 def _sum_where(selected: Tensor, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -17,7 +17,15 @@ from alphaapollo.utils.plugins import find_plugins
 from alphaapollo.utils.registry import Registry
 from alphaapollo.utils.user_module import format_error
 
-EntryT = TypeVar("EntryT")
+
+class Entry(Protocol):
+    """Registered function with its declarations."""
+
+    @property
+    def fn(self) -> Callable[..., object]: ...
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
@@ -33,9 +41,9 @@ class FunctionRegistry(Registry[EntryT]):
 
     def get(self, name: str, others: Iterable[str] = ()) -> EntryT:
         """As in Registry. Raises ValueError if the package that adds the name cannot be imported, or registers another
-        name."""
-        added = {} if name in self else find_plugins(self._group)
-        if name in added:
+        name, or if a package adds a name of the project."""
+        added = find_plugins(self._group, [name for name, entry in self._entries.items() if is_own(entry.fn)])
+        if name in added and name not in self:
             added[name].load()
             if name not in self:
                 raise ValueError(
@@ -66,6 +74,11 @@ def _unpack(function: Callable[..., object], takes: Sequence[str]) -> Callable[.
     return call if takes else function
 
 
+def is_own(function: Callable[..., object]) -> bool:
+    """Return whether a function is the project's, not a user's or a package's."""
+    return function.__module__.startswith("alphaapollo.")
+
+
 @contextmanager
 def explain_user_errors(function: Callable[..., object], label: str) -> Iterator[None]:
     """Context manager: convert any error of a user's function to a one-line ValueError that names its file.
@@ -77,10 +90,24 @@ def explain_user_errors(function: Callable[..., object], label: str) -> Iterator
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the user's code may raise anything
-        if function.__module__.startswith("alphaapollo."):
+        if is_own(function):
             raise
         file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "?")
         raise ValueError(f"{file}: {label} failed: {format_error(error, file)}. Fix {function.__name__}().") from error
+
+
+def check_type(value: object, expected: type) -> None:
+    """Raise ValueError unless a function returned a value of this type."""
+    if not isinstance(value, expected):
+        raise ValueError(f"it must return {expected.__name__}, but returned {type(value).__name__}")
+
+
+def check_finite_gradient(loss: Tensor, logp: Tensor) -> None:
+    """Raise ValueError unless a loss of finite inputs and its gradient with respect to the log-probs are finite."""
+    (gradient,) = torch.autograd.grad(loss, logp)
+    for what, values in {"the loss": loss, "the gradient of the loss": gradient}.items():
+        if not values.isfinite().all():
+            raise ValueError(f"{what} is not finite for inputs that are")
 
 
 def check_float_tensor(name: str, value: object, shape: Sequence[int]) -> None:

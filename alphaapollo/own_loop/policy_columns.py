@@ -110,7 +110,7 @@ def make_columns(
         old_logprobs, advantages = (
             torch.from_numpy(converted[name][tokens].astype(np.float64)) for name in ("old_logprobs", "advantages")
         )
-        chosen[tokens] = loss.select_tokens(old_logprobs, advantages, actor).numpy()
+        chosen[tokens] = loss.choose_tokens(old_logprobs, advantages, actor).numpy()
         converted["selected_tokens"] = chosen
     return layout.split_columns(replace(scored or Columns(), **converted))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 42850  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 42950  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
-    ".": 900,
-    "algorithms": 2150,
+    ".": 950,
+    "algorithms": 2200,
     "batching": 650,
     "cli": 400,
     "config": 3600,

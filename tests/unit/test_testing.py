@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +70,10 @@ def has_a_hidden_gradient(inputs: Any, config: Any) -> Any:
     return PolicyLossOutput(inputs.logp * inputs.logp.detach())
 
 
+def averages_a_metric(inputs: Any, config: Any) -> Any:
+    return PolicyLossOutput(inputs.logp, {"kl": inputs.logp.mean()})
+
+
 @pytest.mark.parametrize(
     ("function", "what"),
     [
@@ -76,6 +81,7 @@ def has_a_hidden_gradient(inputs: Any, config: Any) -> Any:
         (depends_on_padding, "padding"),
         (depends_on_other_rows, "row 0 alone"),
         (has_a_hidden_gradient, "gradient at row 0"),
+        (averages_a_metric, "metric 'kl', added up"),
     ],
 )
 def test_faults_are_found(function: Callable[..., Any], what: str) -> None:
@@ -87,13 +93,38 @@ def test_faults_are_found(function: Callable[..., Any], what: str) -> None:
         check("faulty")
 
 
-def test_a_faulty_function_is_refused_before_workers_start() -> None:
-    register_policy_loss("infinite")(lambda inputs, config: PolicyLossOutput(inputs.logp / 0.0))
-    register_estimator("short")(lambda inputs, config: estimators.Advantages(inputs.scores, inputs.scores))
-    cases = (("short", "ppo", r"test_testing\.py.*'short'.*shape"), ("grpo", "infinite", "'infinite'.*not finite"))
-    for estimator, loss, error in cases:
-        with pytest.raises(ValueError, match=error):
-            try_user_functions(get_estimator(estimator), get_policy_loss(loss), Algorithm(), Actor(), samples=4)
+def with_metrics(*names: Any, value: float = 0.0) -> Callable[..., Any]:
+    return lambda inputs, config: PolicyLossOutput(inputs.logp, dict.fromkeys(names, torch.tensor(value)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "error"),
+    [
+        ("loss", lambda inputs, config: PolicyLossOutput(inputs.logp / 0.0), "'faulty'.*the loss is not finite"),
+        (
+            "loss",
+            lambda inputs, config: PolicyLossOutput(inputs.logp * inputs.advantages.mul_(2)),
+            "changes its inputs",
+        ),
+        ("loss", with_metrics("share", value=math.nan), "the metric 'share' is not finite"),
+        ("loss", with_metrics("old_policy_kl"), "cannot have the name 'old_policy_kl'"),
+        ("loss", with_metrics(3), "cannot have the name 3"),
+        ("loss", lambda inputs, config: with_metrics(*["x"] * len(inputs.mask[1:]))(inputs, config), "other names"),
+        ("selector", lambda logp, advantages, config: logp, r"select_tokens of .*must return bool \[20\]"),
+        ("estimator", lambda inputs, config: estimators.Advantages(*[inputs.scores] * 2), r"test_testing\.py.*shape"),
+        ("estimator", lambda inputs, config: estimators.Advantages(*[-inputs.values] * 2), "NoneType"),  # no `needs`
+    ],
+)
+def test_a_faulty_function_is_refused_before_workers_start(kind: str, function: Callable[..., Any], error: str) -> None:
+    if kind == "estimator":
+        register_estimator("faulty")(function)
+    else:
+        selector = function if kind == "selector" else None
+        register_policy_loss("faulty", select_tokens=selector)(with_metrics() if selector else function)
+    loss = get_policy_loss("ppo" if kind == "estimator" else "faulty")
+    estimator = get_estimator("faulty" if kind == "estimator" else "grpo")
+    with pytest.raises(ValueError, match=error):
+        try_user_functions(estimator, loss, Algorithm(), Actor(), samples=4)
 
 
 def test_the_template_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +145,11 @@ def test_the_template_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: 
         get_estimator("other")
     with pytest.raises(ValueError, match=r"'midrangg'.*'midrange'"):
         get_estimator("midrangg")
+    (tmp_path / "mylab-0.1.dist-info/entry_points.txt").write_text(f"{points}ppo = mylab.algorithms:squared\n")
+    plugins._read_entry_points.cache_clear()
+    plugins._list_plugins.cache_clear()
+    with pytest.raises(ValueError, match=r"mylab 0\.1 adds ppo .*a name that alphaapollo uses"):
+        get_policy_loss("ppo")
     # Without entry points, the module's name is enough.
     assert load_user_module("mylab.algorithms", "algorithm.custom_module").squared
     assert _find_path_error(CODE, "mylab.algorithms") == "" != _find_path_error(CODE, "mylab.nothing")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.statistics import Groups, JoinedTrajectories, move_rewards_to_actions, whiten
-from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, explain_user_errors
+from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, check_type, explain_user_errors
 from alphaapollo.config.schema import Algorithm
 
 Scope = Literal["trajectories", "groups", "batch"]
@@ -163,6 +163,7 @@ class Estimator:
         with explain_user_errors(self.fn, str(self)):
             fn_inputs, joined = inputs.join_rows() if self.joins_rows else (inputs, None)
             result: Advantages = self.fn(fn_inputs, config)
+            check_type(result, Advantages)
             if joined is not None:
                 result = Advantages(joined.split(result.advantages), joined.split(result.returns))
             for name in ("advantages", "returns"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.statistics import apply_mask, log_ratio, row_mean
-from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, explain_user_errors
+from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, check_type, explain_user_errors
 from alphaapollo.config.schema import Actor
 
 Level = Literal["token", "sequence"]
@@ -49,7 +49,8 @@ class PolicyLossOutput:
     """Loss and penalty of each token or sequence, before aggregation to a scalar, and metrics.
 
     A metric is a scalar: the sum over action tokens (token level) or non-empty rows (sequence level). The logger
-    divides it by the number of tokens or rows in all micro-batches and ranks.
+    divides it by the number of tokens or rows in all micro-batches and ranks. Each call returns the same names; a name
+    that ends in _max is a maximum.
     """
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values outside the mask and in empty rows are ignored
@@ -58,6 +59,12 @@ class PolicyLossOutput:
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
+OTHER_METRICS = frozenset(
+    {"loss", "pg_loss", "ratio_max", "tokens", "rows", "entropy", "ref_kl", "old_policy_kl", "lr", "grad_norm"}
+    | {"grad_norm_max", "grad_clipped", "steps_skipped", "correction_weight", "correction_dropped", "off_policy_masked"}
+)
+"""Names that other parts of an update log beside the metrics of a loss."""
+
 TokenSelector = Callable[[Tensor, Tensor, Actor], Tensor]
 """Function (log-probs [n], advantages [n], config) -> bool [n] that selects some of a mini-batch's n action tokens.
 
@@ -97,13 +104,26 @@ class PolicyLoss:
         per_row = self.level == "sequence"
         with explain_user_errors(self.fn, str(self)):
             output = self.fn(inputs, config)
+            check_type(output, PolicyLossOutput)
             shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
             check_float_tensor(f"the loss (level={self.level})", output.loss + output.penalty, shape)
             for name, value in output.metrics.items():
                 check_float_tensor(f"the metric {name!r}", value, ())
+                if name in OTHER_METRICS or not isinstance(name, str):
+                    raise ValueError(f"a metric cannot have the name {name!r}. Choose another string")
             if inputs.logp.requires_grad and not output.loss.requires_grad:
                 raise ValueError("the loss has no gradient, because it does not depend on inputs.logp")
         return replace(output, metrics=output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
+
+    def choose_tokens(self, logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+        """Select tokens of a mini-batch with `select_tokens`, which must be set. Returns bool [n]."""
+        assert self.select_tokens is not None
+        with explain_user_errors(self.select_tokens, f"select_tokens of {self}"):
+            chosen = self.select_tokens(logp, advantages, config)
+            check_type(chosen, Tensor)
+            if chosen.dtype != torch.bool or chosen.shape != logp.shape:
+                raise ValueError(f"it must return bool {list(logp.shape)}, not {chosen.dtype} {list(chosen.shape)}")
+        return chosen
 
 
 _policy_losses = FunctionRegistry("policy loss", "losses", PolicyLoss, Actor)

@@ -301,7 +301,7 @@ def choose_loss_tokens(
         tokens = tokens[has_weight[tokens]]
         tokens = tokens[batch.token_order_keys[tokens].argsort()]
         old_logprobs = _to_float64_tensor(computed.old_logprobs[tokens])
-        chosen[tokens] = policy_loss.select_tokens(old_logprobs, _to_float64_tensor(advantages[tokens]), actor).numpy()
+        chosen[tokens] = policy_loss.choose_tokens(old_logprobs, _to_float64_tensor(advantages[tokens]), actor).numpy()
     return chosen
 
 

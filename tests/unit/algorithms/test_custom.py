@@ -89,8 +89,8 @@ def test_a_function_can_take_single_fields_of_inputs_and_config() -> None:
 @pytest.mark.parametrize(
     ("text", "body", "says"),
     [
-        (ESTIMATOR, "pass", "failed: AttributeError"),
-        (ESTIMATOR, "return a", "failed: AttributeError"),
+        (ESTIMATOR, "pass", "must return Advantages, but returned NoneType"),
+        (ESTIMATOR, "return a", "must return Advantages, but returned Tensor"),
         (ESTIMATOR, "return Advantages(a, None)", "the returns must be .*got NoneType"),
         (ESTIMATOR, "return Advantages(a.long(), a)", r"the advantages must be .*torch\.int64"),
         (ESTIMATOR, "return Advantages(a[:, 0], a)", r"the advantages must be .*\(4, 3\), .*\(4,\)"),
@@ -99,7 +99,7 @@ def test_a_function_can_take_single_fields_of_inputs_and_config() -> None:
         (ESTIMATOR, "return Advantages(a @ a, a)", r"RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a"),
         (ESTIMATOR, "return Advantages(a * inputs.groups, a)", r"'groups' .*mask, scores, group_ids,"),
         (ESTIMATOR, "return Advantages(a - inputs.values, a)", "failed: TypeError"),  # which it has not asked for
-        (LOSS, "return loss", "failed: AttributeError"),
+        (LOSS, "return loss", "must return PolicyLossOutput, but returned Tensor"),
         (LOSS, "return PolicyLossOutput(loss.mean())", r"the loss .*level=token.*\(2, 3\), but got .*\(\)"),
         (LOSS, "return PolicyLossOutput(loss.detach())", "the loss has no gradient"),
         (LOSS, "return PolicyLossOutput(loss, {'x': 1.0})", "the metric 'x' must be .*got float"),
