@@ -27,6 +27,7 @@ from alphaapollo._version import __version__
 from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
 from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.controller.placement import Machine, query_smallest_gpu
+from alphaapollo.controller.ray_fork import prepend_script
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import JOB_SIGNALS
 from alphaapollo.utils.heartbeat import read_process
@@ -100,7 +101,7 @@ class RayProcess(subprocess.Popen[bytes]):
     def __init__(self, command: Sequence[str], **options: Any):
         earlier_mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
         try:
-            super().__init__(command, start_new_session=True, **options)
+            super().__init__(prepend_script(command), start_new_session=True, **options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier_mask)
 

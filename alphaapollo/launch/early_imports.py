@@ -13,18 +13,22 @@ from alphaapollo.engines.vllm.settings import build_cpu_environment
 from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.utils.versions import find_version
 
+RAY_WORKER_MODULES = ("vllm.v1.engine.async_llm", "alphaapollo.controller.preload")
+
 
 @contextmanager
 def import_engine_early(config: object) -> Iterator[None]:
     """Context manager of a command. If the command will start vLLM on this machine's CPU, a fork server starts to
-    import vLLM. An engine that turns out to need other environment variables starts a fork server of its own."""
+    import vLLM, and what the workers of a local Ray import (controller/ray_fork.py). An engine that turns out to need
+    other environment variables starts a fork server of its own."""
     environment = predict_engine_environment(config)
     if environment is None:
         yield
         return
     from alphaapollo.engines.vllm.process import share_engine_fork_server  # imports packages that only vLLM needs
 
-    with share_engine_fork_server(environment):
+    assert isinstance(config, Config | GenerationConfig)
+    with share_engine_fork_server(environment, RAY_WORKER_MODULES if config.trainer.controller == "ray" else ()):
         yield
 
 

@@ -81,15 +81,19 @@ def _launch(server: Any) -> None:
 
 
 @contextmanager
-def share_fork_server(preload: str, provided: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+def share_fork_server(
+    preload: Sequence[str], provided: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[None]:
     """Context manager that starts a fork server with these environment variables (see `start_fork_server`) for this
     process's workers on this machine. The server belongs to the run that starts next, and is killed at the end. It
     blocks SIGINT until `preload` unblocks the signal, because a Ctrl-C would interrupt imports with a traceback."""
     if _inherited_modules.issuperset(provided):
+        own: Any = multiprocessing.forkserver._forkserver
+        os.environ[SHARED] = f"{os.getppid()} {own._forkserver_address}"
         yield
         return
     environment_before, server = dict(os.environ), multiprocessing.forkserver.ForkServer()
-    server.set_forkserver_preload([preload])
+    server.set_forkserver_preload(list(preload))
     os.environ.update(environment, **{RUN: reserve_run_id()})
     resource_tracker.ensure_running()  # its start unblocks SIGINT
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -108,6 +112,11 @@ def share_fork_server(preload: str, provided: Sequence[str], environment: Mappin
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 os.kill(pid, signal.SIGKILL)  # it may still be importing
                 os.waitpid(pid, 0)
+
+
+def find_shared_server() -> bool:
+    """Let this process fork from the shared fork server, if there is one. Returns whether there is."""
+    return _use_shared_server(multiprocessing.forkserver._forkserver, {})
 
 
 def _use_shared_server(server: Any, environment: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import sys
 from contextlib import nullcontext, suppress
 
 import setproctitle
@@ -18,8 +19,8 @@ os.environ.update(
 )
 PLUGINS = "alphaapollo.plugins"
 gc.disable()
+sys.modules["ray"] = None  # type: ignore[assignment]  # as in vllm/preload.py: processes of Ray import it (ray_fork.py)
 for module in (
-    "ray",
     "transformers.models.qwen3.modeling_qwen3",
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
@@ -46,5 +47,6 @@ for module in (
 ):
     with nullcontext() if not module.startswith(PLUGINS) else suppress(ModuleNotFoundError):
         importlib.import_module(module)
+del sys.modules["ray"]
 gc.freeze()
 gc.enable()

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 42950  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43000  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
@@ -17,7 +17,7 @@ BUDGETS = {
     "batching": 650,
     "cli": 400,
     "config": 3600,
-    "controller": 2050,
+    "controller": 2100,
     "data": 3100,
     "engines": 3350,
     "environments": 1100,
@@ -48,7 +48,7 @@ BUDGETS = {
     "plugins/trackers": 100,
     "plugins/verify": 1750,
     "plugins/viewer": 2500,
-    "processes": 850,
+    "processes": 900,
     "rewards": 2200,
     "rollout": 2000,
     "runs": 1550,

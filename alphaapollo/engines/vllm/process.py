@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from alphaapollo.engines.process import LOG_VARIABLE, set_up_engine_process
@@ -57,6 +57,7 @@ def start_engine_fork_server(environment: Mapping[str, str]) -> EngineContext:
     return EngineContext()
 
 
-def share_engine_fork_server(environment: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Context manager that lets the fork server import vLLM before the run starts (share_fork_server)."""
-    return share_fork_server(PRELOAD_MODULE, CORE_MODULES, {**environment, LOG_VARIABLE: os.devnull})
+def share_engine_fork_server(environment: Mapping[str, str], preload: Sequence[str]) -> AbstractContextManager[None]:
+    """Context manager that lets the fork server import vLLM, then the modules of `preload`, before the run starts
+    (share_fork_server)."""
+    return share_fork_server([PRELOAD_MODULE, *preload], CORE_MODULES, {**environment, LOG_VARIABLE: os.devnull})

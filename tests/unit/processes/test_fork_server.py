@@ -32,7 +32,7 @@ def find_parent_of_forked(kind: str) -> tuple[int, str]:
 
 
 def test_workers_fork_from_the_shared_server_if_it_has_their_variables() -> None:
-    with share_fork_server("decimal", ["decimal"], {"KIND": "a"}):
+    with share_fork_server(["decimal"], ["decimal"], {"KIND": "a"}):
         server = psutil.Process(int(os.environ[SHARED].split()[0]))
         assert find_parent_of_forked("a") == find_parent_of_forked("a") == (server.pid, "value")
         assert find_parent_of_forked("b")[0] != server.pid
@@ -45,6 +45,6 @@ def test_workers_fork_from_the_shared_server_if_it_has_their_variables() -> None
 
 
 def test_the_shared_server_ends_with_the_command() -> None:
-    with share_fork_server("decimal", ["decimal"], {"KIND": "a"}):
+    with share_fork_server(["decimal"], ["decimal"], {"KIND": "a"}):
         server = psutil.Process(int(os.environ[SHARED].split()[0]))
     assert not server.is_running()
