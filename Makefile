@@ -36,8 +36,8 @@ setup-dev: ## install the runtime, test and check requirements into .venv
 test: setup-dev ## run the core tests: mathematics, config, data, rewards, and one complete run per promise (7 to 18 minutes)
 	@$(PYTEST) $(SIDE_BY_SIDE) $(if $(strip $(CHOSEN)),$(CHOSEN) -m "not nightly",-m core) --durations=10 $(ARGS)
 
-test-all: setup-dev ## run all tests but the nightly ones (GPU tests are skipped without a GPU)
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" --durations=10 $(ARGS)
+test-all: setup-dev ## run all tests but the nightly ones, and those of `check` in `make check test-all` (GPU tests are skipped without a GPU)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" --durations=10 $(if $(filter check,$(MAKECMDGOALS)),$(CHECKS:%=--ignore=%)) $(ARGS)
 
 durations: setup-dev ## run all tests but the nightly ones, and record the slow ones in tests/durations.json
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" --record-durations $(ARGS)
@@ -52,7 +52,7 @@ test-gpu: setup-dev ## run the tests that need a GPU
 	@$(PYTEST) tests/gpu $(ARGS)
 
 check: setup-dev ## check format, lint, spelling, types, import layers and file sizes
-	@status=0; for tool in "ruff format --check" "ruff check" codespell_lib mypy "pytest -q $(CHECKS)"; do \
+	@status=0; for tool in "ruff format --check" "ruff check" codespell_lib mypy "pytest $(CHECKS)"; do \
 		echo "== $$tool"; $(PY) -m $$tool || status=1; done; exit $$status
 
 format: setup-dev ## format and fix the code with ruff
