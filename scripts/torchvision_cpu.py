@@ -6,19 +6,19 @@ its compiled operators cannot be loaded ("operator torchvision::nms does not exi
 that the import looks up. They have no implementation, and reading images does not call them.
 """
 
-import importlib.abc
-import importlib.machinery
-import pathlib
 import sys
 
 libraries = []  # keeps the declared operators alive
 
 
-class TorchvisionFinder(importlib.abc.MetaPathFinder):
+class TorchvisionFinder:
     """Finder that declares operators when torchvision is about to be imported, and leaves the import to others."""
 
     def find_spec(self, fullname, path, target=None):
         if fullname == "torchvision":
+            import importlib.machinery  # here, because every start of Python imports this module
+            import pathlib
+
             sys.meta_path.remove(self)
             spec = importlib.machinery.PathFinder.find_spec(fullname, path)
             version = pathlib.Path(spec.origin).with_name("version.py").read_text() if spec else ""
