@@ -9,6 +9,7 @@ import torch
 
 from alphaapollo.algorithms.sampling import sample_token
 from alphaapollo.engines.hf import HFEngine
+from alphaapollo.engines.types import EngineError
 from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Completion, Sampling
@@ -111,3 +112,18 @@ def test_paused_answer_continues_with_new_weights(engine: HFEngine, tmp_path: Pa
     expected = [*before[2:], *after[2 + sampled :]]
     assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01
+
+
+@pytest.mark.parametrize(("token", "kind"), [(3, Completion), (10_000, EngineError)])
+def test_a_cancelled_request_does_not_affect_its_batch(engine: HFEngine, token: int, kind: type):
+    """Also if the forward pass fails, here because the model has no such token."""
+
+    async def cancel_one() -> list[Completion | BaseException]:
+        await engine.start()
+        calls = [asyncio.ensure_future(engine.generate([token], Sampling(2), "r")) for _ in range(2)]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+
+    cancelled, other = asyncio.run(cancel_one())
+    assert isinstance(cancelled, asyncio.CancelledError) and isinstance(other, kind)
