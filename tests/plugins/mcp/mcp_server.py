@@ -16,7 +16,7 @@ class PagedServer(MCPServer):
     """Lists three tools per page."""
 
     async def _handle_list_tools(self, ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
-        tools, start = await self.list_tools(), int(params and params.cursor or 0)
+        tools, start = await self.list_tools(), int((params and params.cursor) or 0)
         end = start + 3
         return ListToolsResult(tools=tools[start:end], next_cursor=str(end) if end < len(tools) else None)
 

@@ -293,7 +293,7 @@ def test_engine_error_cancels_the_other_episodes():
                 raise EngineError("dead")
             if request_id == "rollout.5.17.3.0":
                 return await super().generate(token_ids, sampling, request_id)
-            await hang("generate")
+            return await hang("generate")
 
     class Hanging(Environment):
         async def step(self, action):

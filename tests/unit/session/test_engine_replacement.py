@@ -154,14 +154,11 @@ def test_requests_fail_until_a_restarted_engine_has_weights(tmp_path: Path) -> N
         async with Setup(tmp_path, DyingEngine([1])) as setup:
             request = GroupRequest(Prompt(0, "test", "text"), 1, Sampling(8), 0)
             for _ in range(2):
-                with pytest.raises(EngineCoreDied) as error:
+                with pytest.raises(EngineCoreDied):
                     await setup.engines.generate_group(request)
                 await setup.engines.restart_dead_engines()
             await setup.publisher.publish(8)
             await setup.engines.generate_group(request)
-            setup.workers[0].engine.died = True  # type: ignore[attr-defined]
-            await asyncio.gather(*(setup.publisher.replace_engine(error.value) for _ in range(2)))  # of two requests
-            assert len(setup.warnings) == 1
 
     asyncio.run(run())
 
