@@ -96,10 +96,10 @@ class HFEngine(Engine):
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             try:
                 await asyncio.to_thread(self._sample_batch, batch)
-            except RuntimeError as error:
-                failure = EngineError(f"{self.name}: {error}")
+            except Exception as error:  # noqa: BLE001  the requests raise it
                 for request in batch:
-                    request.answer.set_exception(failure)
+                    if not request.answer.cancelled():
+                        request.answer.set_exception(EngineError(f"{self.name}: {error}"))
                 continue
             for request in batch:
                 if request.is_done and not request.answer.cancelled():
@@ -115,8 +115,7 @@ class HFEngine(Engine):
 
     async def continue_requests(self) -> None:
         self._is_held = False
-        if self._waiting:
-            self._start_serving()
+        self._start_serving()
 
     @torch.inference_mode()
     def _sample_batch(self, batch: list[_WaitingRequest]) -> None:

@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from typing import Any
 
 from mcp import MCPError
 from mcp.server.mcpserver import Image, MCPServer
+from mcp.types import ListToolsResult, PaginatedRequestParams
 
-server = MCPServer("small", log_level="CRITICAL")
+
+class PagedServer(MCPServer):
+    """Lists three tools per page."""
+
+    async def _handle_list_tools(self, ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
+        tools, start = await self.list_tools(), int((params and params.cursor) or 0)
+        end = start + 3
+        return ListToolsResult(tools=tools[start:end], next_cursor=str(end) if end < len(tools) else None)
+
+
+server = PagedServer("small", log_level="CRITICAL")
 calls = 0
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("mcp")
 
 
 from alphaapollo.config.schema.env import ToolLimits
+from alphaapollo.plugins.mcp import client
 from alphaapollo.plugins.mcp.client import McpClient, McpTool
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
@@ -132,3 +133,9 @@ def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
 def test_unusable_server_is_a_value_error(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"MCP server x.*{message}"):
         asyncio.run(McpClient("x", **arguments).start())  # type: ignore[arg-type]
+
+
+def test_time_to_connect_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT", 0.1)
+    with pytest.raises(ValueError, match=r"MCP server x: no connection within 0\.1 s"):
+        asyncio.run(McpClient("x", command=["sh", "-c", "cat > /dev/null"]).start())

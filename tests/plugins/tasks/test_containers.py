@@ -132,12 +132,15 @@ def test_what_containers_do_not_support_is_named(client: MockClient, options: di
 
 
 @in_event_loop
-async def test_a_failed_build_shows_the_end_of_its_output(client: MockClient) -> None:
+async def test_a_failed_build_shows_the_end_of_its_output_and_a_slow_one_the_limit(client: MockClient) -> None:
     client.set_script("build", "seq 1 100 >&2; echo no space left >&2; exit 3")
     with pytest.raises(ValueError) as error:
         await client.make().start()
     assert "exit code 3" in str(error.value) and "\n100\nno space left" in str(error.value)
     assert "\n50\n" not in str(error.value)
+    client.set_script("build", "sleep 5")
+    with pytest.raises(ValueError, match=r"took longer than build_timeout=0\.2 s"):
+        await client.make(build_timeout=0.2).start()
 
 
 @in_event_loop

@@ -9,6 +9,7 @@ import torch
 
 from alphaapollo.algorithms.sampling import sample_token
 from alphaapollo.engines.hf import HFEngine
+from alphaapollo.engines.types import EngineError
 from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Completion, Sampling
@@ -52,7 +53,7 @@ def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str
 @pytest.fixture
 def engine(tmp_path: Path) -> HFEngine:
     folder = save_model("qwen3", tmp_path / "model")
-    return HFEngine(make_spec(name="hf", model_path=str(folder), max_model_len=64))
+    return HFEngine(make_spec(name="hf", model_path=str(folder), max_model_len=64, max_num_seqs=2))
 
 
 def send_changed_weights(folder: Path) -> WeightUpdate:
@@ -111,3 +112,18 @@ def test_paused_answer_continues_with_new_weights(engine: HFEngine, tmp_path: Pa
     expected = [*before[2:], *after[2 + sampled :]]
     assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01
+
+
+@pytest.mark.parametrize(("token", "kind"), [(3, Completion), (10_000, EngineError)])
+def test_a_cancelled_request_does_not_affect_others(engine: HFEngine, token: int, kind: type):
+    """Also if the forward pass fails, here because the model has no such token. The last request is the next batch."""
+
+    async def cancel_one() -> list[Completion | BaseException]:
+        await engine.start()
+        calls = [asyncio.ensure_future(engine.generate([id], Sampling(2), "r")) for id in (token, token, 3)]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+
+    results = asyncio.run(cancel_one())
+    assert [type(result) for result in results] == [asyncio.CancelledError, kind, Completion]

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.processes.host import ProcessHost
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.types import Outcome, Score
 from tests.builders import make_completion, make_turn
@@ -100,8 +101,16 @@ def test_faults_of_an_async_function_concern_one_completion(tmp_path):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(("texts", "rewards"), GROUPS)
-def test_the_completions_of_a_group_are_graded_in_one_call(tmp_path, texts, rewards, is_async):
-    """An episode that ends without a score is left out, and one whose completion fails alone."""
+def test_the_completions_of_a_group_are_graded_in_one_call(tmp_path, monkeypatch, texts, rewards, is_async):
+    """An episode that ends without a score is left out, and one whose completion fails alone. The timeout of the call
+    is that of all completions together."""
+    timeouts, request = [], ProcessHost.request
+
+    def record_request(host, payload, timeout, *grace):
+        timeouts.append(timeout)
+        return request(host, payload, timeout, *grace)
+
+    monkeypatch.setattr(ProcessHost, "request", record_request)
     source = RANKED.replace("time.", "await asyncio.").replace("def", "async def") if is_async else RANKED
     (tmp_path / "reward.py").write_text("import asyncio, time" + source)
 
@@ -118,6 +127,7 @@ def test_the_completions_of_a_group_are_graded_in_one_call(tmp_path, texts, rewa
     with open_graders(Reward(timeout=1.0), tmp_path / "reward.py", "compute_score") as graders:
         scores = graders.run(grade_together)
         assert [None if one.outcome.failed else one.reward for one in scores] == rewards
+        assert timeouts[0] == len(texts) * 1.0
         faults = {"raise": "ZeroDivisionError", "hang": "within 1 s", "nan": "nan"}
         for text, score in zip(texts, scores, strict=True):
             assert faults.get(text, "") in score.reason

@@ -108,7 +108,9 @@ def play(
     return run(make_runner(engine, **settings).run(task)), asked
 
 
-def play_group(engine: FakeEngine, make_environment: Any = None, **request: Any) -> TrajectoryGroup:
+def play_group(
+    engine: FakeEngine, make_environment: Any = None, run: Callable[[Any], Any] = asyncio.run, **request: Any
+) -> TrajectoryGroup:
     """Play a group of four samples. Default: single-turn episodes whose reward is the first token of the answer."""
 
     async def grade(prompt: Prompt, text: str) -> Score:
@@ -117,4 +119,4 @@ def play_group(engine: FakeEngine, make_environment: Any = None, **request: Any)
     services = Services(grade, Env())
     make = make_environment or (lambda _: get_environment_spec("single_turn").factory(services))
     group = GroupRequest(replace(PROMPT, id=17), 4, Sampling(8, seed=42), **{"stream_position": 5} | request)
-    return asyncio.run(run_group(group, make_runner(engine).run, make))
+    return run(run_group(group, make_runner(engine).run, make))

@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from alphaapollo.engines.fake import FakeEngine
@@ -240,12 +241,20 @@ def test_seeds_and_the_greedy_baseline():
         asked.append(sampling)
         return [1]
 
-    group = play_group(FakeEngine(100, script=script), greedy_baseline=True)
+    class WithColumns(FakeEngine):
+        async def generate(self, token_ids, *others):
+            return replace(await super().generate(token_ids, *others), columns={"x": np.ones(len(token_ids))})
+
+    group = play_group(WithColumns(100, script=script), greedy_baseline=True)
     assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
     assert group.baseline is not None and group.baseline.sample == 4
+    rows = [row for trajectory in [*group.trajectories, group.baseline] for row in trajectory.rows]
+    assert [(row.temperature, [*row.columns]) for row in rows] == [(1.0, ["x"])] * 4 + [(0.0, [])]
+    assert not any(trajectory.turns[0].completion.columns for trajectory in group.trajectories)  # only in the rows
     assert [sampling.temperature for sampling in asked] == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert [sampling.seed for sampling in asked[:4]] == [derive_seed(42, "rollout", 5, 17, i, 0) for i in range(4)]
-    play_group(FakeEngine(100, script=script), stream_position=0, validate=True)
+    validated = play_group(WithColumns(100, script=script), stream_position=0, validate=True)
+    assert not any(trajectory.rows[0].columns for trajectory in validated.trajectories)
     assert [sampling.seed for sampling in asked[5:]] == [derive_seed(42, "validate", 0, 17, i, 0) for i in range(4)]
 
 
@@ -267,18 +276,37 @@ def test_completions_of_a_group_are_graded_together_and_the_greedy_one_alone():
 
 
 def test_engine_error_cancels_the_other_episodes():
-    cancelled = []
+    """Two wait for the engine, and one for its environment. All environments are closed."""
+    cancelled, closed = [], []
+
+    async def hang(name):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
 
     class Failing(FakeEngine):
         async def generate(self, token_ids, sampling, request_id, images=()):
             if request_id == "rollout.5.17.2.0":
+                await asyncio.sleep(0.05)
                 raise EngineError("dead")
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                cancelled.append(request_id)
-                raise
+            if request_id == "rollout.5.17.3.0":
+                return await super().generate(token_ids, sampling, request_id)
+            return await hang("generate")
 
-    with pytest.raises(EngineError, match="dead"):
-        play_group(Failing(10))
-    assert len(cancelled) == 3
+    class Hanging(Environment):
+        async def step(self, action):
+            await hang("step")
+
+        async def close(self):
+            closed.append(self)
+
+    async def run(group):
+        with pytest.raises(EngineError, match="dead"):
+            await group
+        await asyncio.sleep(0.05)  # the end of the event loop would cancel every task
+        return sorted(cancelled), len(closed)
+
+    found = play_group(Failing(10), lambda _: Hanging(), run=lambda group: asyncio.run(run(group)))
+    assert found == (["generate", "generate", "step"], 4)

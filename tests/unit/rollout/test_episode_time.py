@@ -17,7 +17,7 @@ from tests.unit.rollout.test_episode import Sync
 
 
 class Waiting(Environment):
-    """Takes 3 s per turn, plus 100 s of waiting in a queue."""
+    """Takes 3 s per turn, plus 100 s of waiting in a queue. close() hangs."""
 
     async def step(self, action: str) -> object:
         await asyncio.sleep(3)
@@ -25,13 +25,25 @@ class Waiting(Environment):
             await asyncio.sleep(100)
         return await super().step(action)
 
+    async def close(self) -> None:
+        await asyncio.sleep(1e6)
 
-@pytest.mark.parametrize(("seconds", "end"), [(7.0, EpisodeEnd.DONE), (5.0, EpisodeEnd.TIME_LIMIT)])
-def test_time_limit_counts_environment_time_only(seconds, end):
-    """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
+
+@pytest.mark.parametrize(
+    ("seconds", "attempts", "end"),
+    [
+        (7.0, [[show("7"), done(1.0)]], EpisodeEnd.DONE),
+        (5.0, [[show("7"), done(1.0)]], EpisodeEnd.TIME_LIMIT),
+        (5.0, [[RuntimeError()], [done(1.0)]], EpisodeEnd.TIME_LIMIT),
+    ],
+)
+def test_time_limit_counts_environment_time_only(seconds, attempts, end):
+    """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s, also in two
+    attempts."""
     engine = TimedFakeEngine(10, script=lambda *_: [5, STOP], seconds_per_token=400.0)
-    trajectory, _ = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, run=virtual_time.run)
-    assert trajectory.end is end and len(trajectory.turns) == 2
+    environments = [Waiting(*replies) for replies in attempts]
+    trajectory, _ = play(engine, *environments, seconds=seconds, run=virtual_time.run)
+    assert trajectory.end is end and len(trajectory.turns) == len(attempts[0])
 
 
 def test_sync_environments_do_not_block_each_other():

@@ -62,14 +62,14 @@ class DyingEngine(FakeEngine):
     async def apply_weights(self, version: int) -> WeightReceipt:  # type: ignore[override]
         self.count("sync")
         await super().apply_weights(version)
-        return WeightReceipt(version, "digest")
+        return WeightReceipt(version, f"digest {version}")
 
 
 class Policy:
     digest = "digest"
 
     def send_weights(self, version: int) -> WeightUpdate:
-        return WeightUpdate(version, self.digest)
+        return WeightUpdate(version, f"{self.digest} {version}")
 
     def release_sent_weights(self) -> None: ...
 

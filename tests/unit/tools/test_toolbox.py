@@ -100,34 +100,39 @@ def test_concurrency_limit() -> None:
 
 
 class Echo:
-    """Tool that returns its text, or raises an error."""
+    """Tool that returns its text. The first calls raise the errors."""
 
     name = "echo"
     description = "Echoes."
     text_argument: str | None = "text"
 
-    def __init__(self, error: Exception | None = None, type: str = "object"):
+    def __init__(self, *errors: Exception, type: str = "object"):
         self.parameters = {"type": type}
-        self._error = error
+        self._errors, self.is_closed = list(errors), False
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
-        if self._error:
-            raise self._error
+        if self._errors:
+            raise self._errors.pop()
         return ToolResult(arguments["text"], ToolStatus.OK)
 
     async def close(self) -> None:
-        return None
+        self.is_closed = True
 
 
 @pytest.mark.parametrize("error", [ToolFailedError("gone"), KeyError("gone"), TimeoutError("gone")])
-def test_exception_of_a_tool_is_a_tool_failure(error: Exception) -> None:
+def test_exception_of_a_tool_is_a_tool_failure_and_retried_once(error: Exception) -> None:
+    assert call(ToolBox([Echo(error)], ToolLimits()), "echo", {"text": "a"}).text == "a"
     with pytest.raises(ToolFailedError, match="gone"):
-        call(ToolBox([Echo(error)], ToolLimits()), "echo", {})
+        call(ToolBox([Echo(error, error)], ToolLimits()), "echo", {})
 
 
 def test_call_text() -> None:
     async def main(name: str, text: str) -> ToolResult:
-        return await ToolBox([Echo(), FunctionTool(add)], ToolLimits()).call_text(name, text, Session())
+        toolbox = ToolBox([FunctionTool(add), echo := Echo()], ToolLimits())
+        result = await toolbox.call_text(name, text, Session())
+        await toolbox.close()
+        assert echo.is_closed
+        return result
 
     assert asyncio.run(main("echo", '{"not": json')).text == '{"not": json'
     assert asyncio.run(main("add", '{"a": 3}')).text == "3"

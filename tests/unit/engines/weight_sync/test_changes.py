@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,9 +58,11 @@ class Nodes:
         self.folder = folder
         self.sender: SharedMemorySender = sender(folder / "rank_0", dtype)
         self.reads: list[SentFiles] = []
+        self.base_ids: list[str] = []  # that the copies asked for
 
     def make_copy(self, name: str = "other", keeps_last: bool = False) -> WeightCopy:
         async def read(folder: str, base_id: str) -> SentFiles:
+            self.base_ids.append(base_id)
             self.reads.append(self.sender.read_files(folder, base_id))
             return self.reads[-1]
 
@@ -152,6 +155,9 @@ def test_a_version_that_is_sent_again_has_another_id(nodes: Nodes) -> None:
     nodes.publish(tensors, 1, copy)
     nodes.publish(change(tensors, 0.01, 1), 1, copy)
     assert nodes.reads[0].version_id == nodes.reads[1].base_id != nodes.reads[1].version_id
+    with next((copy.folder / "v1").iterdir()).open("rb") as file:  # as an engine that has mapped it
+        nodes.publish(change(tensors, 1.0, 2), 2, copy)
+        assert os.fstat(file.fileno()).st_nlink == 0 and nodes.count_changed_files() == 0
 
 
 def test_changes_relative_to_another_version_are_an_error(tmp_path: Path) -> None:
@@ -171,9 +177,10 @@ def test_after_an_error_the_next_version_is_copied_completely(nodes: Nodes, monk
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
         patch.setattr(FileChanges, "apply", fail)
-        nodes.publish(change(tensors, 0.01, 1), 2, copy)
+        nodes.publish(change(tensors, 0.01, 1), 1, copy)  # into the same folder
     nodes.publish(change(tensors, 0.01, 2), 3, copy)
-    assert nodes.reads[-1].base_id == "" and [path.name for path in copy.folder.iterdir()] == ["v3"]
+    assert nodes.base_ids[1] and nodes.base_ids[2] == nodes.reads[2].base_id == ""
+    assert [path.name for path in copy.folder.iterdir()] == ["v3"]
 
 
 @pytest.mark.parametrize("free", [0, 1 << 30])
