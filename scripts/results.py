@@ -1,7 +1,7 @@
 """Write the table of docs/results.md: results of the examples, measured with several seeds.
 
     python -m scripts.results                           # from the runs in outputs/seeds
-    python -m scripts.results --run quickstart distill  # first run these examples with seeds 0, 1 and 2, one after the other
+    python -m scripts.results --run quickstart distill  # first run these with seeds 0, 1 and 2
     python -m scripts.results --run                     # first run all of them: hours on two cores
 
 Finished seeds are skipped, so an interrupted command continues with the next one. The values are the first and the last
