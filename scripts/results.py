@@ -59,7 +59,7 @@ def main() -> int:
     args = parser.parse_args()
     names = [] if args.run is None else args.run or list(ENTRIES)
     failed = sum(measure(name, seed, args.out / f"{name}_{seed}") != 0 for name in names for seed in args.seeds)
-    rows = [make_row(name, ended) for name in ENTRIES if (ended := list_ended(args.out, name))]
+    rows = [make_row(name, list_ended(args.out, name)) for name in ENTRIES]
     PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
     return 1 if failed else 0
 
@@ -85,28 +85,41 @@ def list_ended(out: Path, name: str) -> list[Path]:
 
 def make_row(name: str, folders: Sequence[Path]) -> list[str]:
     """Cells of an example whose seeds are in `folders`."""
-    entry, mean = ENTRIES[name], read_mean_curve(METRIC, [folder / EXAMPLES[name].experiment for folder in folders])
-    minutes = sorted(json.loads((folder / "seconds.json").read_text()) / 60 for folder in folders)
+    entry = ENTRIES[name]
+    seeds = ", ".join(folder.name.removeprefix(f"{name}_") for folder in folders)
+    measured = describe_runs(name, folders) if folders else ["", "", "not yet measured"]
+    title = f"[{name}](../examples/{name}/README.md): {entry.task}"
+    return [title, entry.model, *measured, seeds, f"`{command(name, 'SEED', 'OUT')}`"]
+
+
+def describe_runs(name: str, folders: Sequence[Path]) -> list[str]:
+    """Hardware, minutes, and the first and the last value of the metric, as means over the seeds with intervals."""
+    mean = read_mean_curve(METRIC, [folder / EXAMPLES[name].experiment for folder in folders])
+    minutes = [json.loads((folder / "seconds.json").read_text()) / 60 for folder in folders]
     machines = [json.loads((folder / MACHINE).read_text()) for folder in folders]
-    loads = sorted(one["load_average"] for one in machines)
+    hardware = "; ".join(sorted({one["machine"] for one in machines}))
     return [
-        f"[{name}](../examples/{name}/README.md): {entry.task}",
-        entry.model,
-        f"{'; '.join(sorted({one['machine'] for one in machines}))}; load {loads[0]:.0f} to {loads[-1]:.0f}",
-        f"{minutes[0]:.1f} to {minutes[-1]:.1f}",
+        f"{hardware}; load {describe_range([one['load_average'] for one in machines], 0)}",
+        describe_range(minutes, 1),
         f"{format_estimate(make_estimate(mean, 0))} -> {format_estimate(make_estimate(mean))}",
-        ", ".join(folder.name.removeprefix(f"{name}_") for folder in folders),
-        f"`{command(name, 'SEED', 'OUT')}`",
     ]
+
+
+def describe_range(values: Sequence[float], digits: int) -> str:
+    """The lowest and the highest value, or the only one."""
+    ends = dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return " to ".join(ends)
 
 
 def replace_table(page: str, rows: Sequence[Sequence[str]]) -> str:
     """Replace the table between the marks of the page.
 
-    Raises ValueError if the page lacks the marks, or no example has ended.
+    Raises ValueError if the page lacks the marks.
     """
-    if not rows or not BLOCK.search(page):
-        raise ValueError(f"{PAGE.name}: no run has ended, or the marks of the table are missing. Run with --run.")
+    if not BLOCK.search(page):
+        raise ValueError(
+            f"{PAGE.name} lacks the marks of the table: <!-- results: ... --> and <!-- end of results -->."
+        )
     lines = [HEADER, ["---"] * len(HEADER), *rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return BLOCK.sub(lambda marks: f"{marks[1]}{table}{marks[2]}", page)

@@ -38,13 +38,14 @@ def test_a_row_has_the_mean_of_the_ended_seeds_with_its_interval(out: Path) -> N
         "0, 2, 10",
     ]
     assert cells[6] == "`examples/quickstart/run.sh SEED OUT`"
+    assert results.make_row("tasks", results.list_ended(out, "tasks"))[4:6] == ["not yet measured", ""]
 
 
 def test_only_the_table_between_the_marks_is_replaced() -> None:
     text = results.replace_table(PAGE, [["a"] * len(results.HEADER)])
     assert text.startswith("# Results\n<!-- results: written by a script -->\n| example | ") and "old" not in text
     assert text.endswith("| a | a | a | a | a | a | a |\n<!-- end of results -->\nend\n")
-    with pytest.raises(ValueError, match="marks of the table"):
+    with pytest.raises(ValueError, match="lacks the marks"):
         results.replace_table("# Results", [["a"]])
 
 
