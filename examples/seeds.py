@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ KEYS = ("val/accuracy", "val/accuracy_greedy")
 
 @dataclass(frozen=True)
 class Example:
-    """experiment: the folder of its RL run; solved: the sampled accuracy at the end that counts as learned; command:
-    the folder of its run.sh and the first arguments (default: the name of the example)."""
+    """experiment: the folder of its last training; solved: the sampled accuracy at the end that counts as learned;
+    words: of the command, with the places {seed} and {out} (default: run.sh of the folder with its name)."""
 
     experiment: str
     solved: float
-    command: tuple[str, ...] = ()
+    words: str = ""
 
 
 EXAMPLES = {
@@ -40,12 +41,15 @@ EXAMPLES = {
     "informal_math": Example("grpo", 0.9),
     "guessing_game": Example("grpo", 0.9),
     "grid_world": Example("gigpo", 0.95),
-    "prices": Example("prices", 0.9, ("agents", "prices")),
-    "planner": Example("planner", 0.9, ("agents", "planner")),
+    "prices": Example("prices", 0.9, "examples/agents/run.sh prices {seed} {out}"),
+    "planner": Example("planner", 0.9, "examples/agents/run.sh planner {seed} {out}"),
     "code": Example("grpo", 0.9),
     "reasoning_gym": Example("grpo", 0.95),
     "colours": Example("grpo", 0.9),
     "curriculum": Example("frontier", 0.9),
+    "smollm2": Example("grpo", 0.7, "env OUT={out} examples/smollm2/run.sh trainer.seed={seed}"),
+    "tasks": Example("grpo", 0.6, "examples/tasks/run.sh tiny {seed} {out}"),
+    "preferences": Example("dpo", 0.95),
 }
 
 
@@ -67,17 +71,23 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def command(name: str, seed: object, out: object) -> str:
+    """Shell command of an example."""
+    return (EXAMPLES[name].words or f"examples/{name}/run.sh {{seed}} {{out}}").format(
+        seed=seed, out=shlex.quote(str(out))
+    )
+
+
 def has_ended(folder: Path) -> bool:
     return (folder / "seconds.json").exists()
 
 
 def run(name: str, seed: int, folder: Path) -> int:
-    """Execute run.sh of the example and return its exit code. Writes the seconds if it succeeds."""
+    """Execute the command of the example and return its exit code. Writes the seconds if it succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     log, started = folder.parent / f"{folder.name}.log", time.monotonic()
     with log.open("w") as file:
-        example, *arguments = EXAMPLES[name].command or (name,)
-        words = ["bash", f"examples/{example}/run.sh", *arguments, str(seed), str(folder)]
+        words = shlex.split(command(name, seed, folder))
         code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
     if code == 0:
         (folder / "seconds.json").write_text(json.dumps(time.monotonic() - started))

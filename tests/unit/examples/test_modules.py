@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
 
-from examples.seeds import EXAMPLES
+from examples.seeds import EXAMPLES, command
 
 ROOT = Path(__file__).parents[3] / "examples"
 
@@ -24,5 +25,5 @@ def test_it_imports(path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_every_example_with_seeds_has_a_run_script(name: str) -> None:
-    folder = ROOT / (EXAMPLES[name].command or (name,))[0]
-    assert (folder / "run.sh").exists() and (folder / f"{EXAMPLES[name].experiment}.yaml").exists()
+    script = next(ROOT.parent / word for word in command(name, 0, "out").split() if word.startswith("examples/"))
+    assert os.access(script, os.X_OK) and (script.parent / f"{EXAMPLES[name].experiment}.yaml").exists()
