@@ -88,7 +88,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
                 config = copy.deepcopy(model.config)
                 config.architectures = [type(model).__name__]
-                _write_folder(partial, tensors, config, dtype, source)
+                write_folder(partial, tensors, config, dtype, source)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
@@ -111,10 +111,10 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
-        _write_folder(Path(folder), tensors, config, dtype, source)
+        write_folder(Path(folder), tensors, config, dtype, source)
 
 
-def _write_folder(
+def write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
     """Write weights and configuration to a Hugging Face folder, and copy modeling code, generation_config.json,
@@ -247,7 +247,7 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", 
         tensors = {name: _join_shards([state[name] for state in states]) for name in states[0]}
         target_dtype = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
         tensors = {name: tensor.to(target_dtype) for name, tensor in tensors.items()}
-        _write_folder(folder, tensors, load_config(source), target_dtype, source)
+        write_folder(folder, tensors, load_config(source), target_dtype, source)
         load_causal_lm(source.model_copy(update={"path": str(folder)}), "padded")
     except Exception as error:  # errors of torch for a damaged file, or for types other than tensors
         reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
@@ -269,7 +269,7 @@ def write_converted_model(source: Path, folder: Path, dtype: str, trusts_code: b
     config = load_config(model)
     is_scorer = any("SequenceClassification" in name for name in config.architectures or ())
     kind: ModelKind = "reward model" if is_scorer else "policy"
-    _write_folder(folder, tensors, config, target_dtype, model)
+    write_folder(folder, tensors, config, target_dtype, model)
     tokens = make_probe_tokens(config)
     expected, written = (compute_transformers_outputs(path, kind, tokens, model) for path in (source, folder))
     check_exported_outputs(expected, written, target_dtype)

@@ -38,6 +38,7 @@ BUDGETS = {
     "plugins/mcp": 200,
     "plugins/plan": 100,
     "plugins/port": 1050,
+    "plugins/quantize": 200,
     "plugins/search": 200,
     "plugins/sglang": 750,
     "plugins/skill": 50,
