@@ -49,7 +49,8 @@ def test_engine_with_served_adapters(stack: StackRunner) -> None:
 
 def test_adapters_on_weights_of_4_bits(stack: StackRunner, tmp_path: Path) -> None:
     folder, _ = save_quantized(stack.task.model, tmp_path, group_size=32)
-    run = stack.run(*LORA, *SERVED, f"actor_rollout_ref.model.path={folder}", name="w4")
+    path = f"actor_rollout_ref.model.path={folder}"
+    run = stack.run(*LORA, *SERVED, path, "trainer.record_steps=[1]", "trainer.total_training_steps=1", name="w4")
+    check_verified(run, 1)
     assert all(line["sync/probe_gap"] < 5e-5 for line in run.metrics)  # vLLM dequantizes float32 models, too
-    assert run.metrics[2]["actor/grad_norm"] > 0
     assert (run.folder / "model" / "adapter_config.json").is_file()
