@@ -35,11 +35,12 @@ def _should_use_onednn(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu" and is_onednn_faster() and not is_empty
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x W^T with oneDNN if it is faster, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
-    if _should_use_onednn(x):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return F.linear(x, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute x W^T + b with oneDNN if it is faster, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
+    if not _should_use_onednn(x):
+        return F.linear(x, weight, bias)
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return y if bias is None else y + bias
 
 
 def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:

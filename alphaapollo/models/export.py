@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -23,7 +24,9 @@ from alphaapollo.models import lora
 from alphaapollo.models.checkpoint import explain_write_errors
 from alphaapollo.models.decoder import find_decoder_layers, replace_placeholder_ids
 from alphaapollo.models.load import has_custom_code, load_causal_lm, load_config
+from alphaapollo.models.quantized import list_weight_names, read_quantization
 from alphaapollo.models.sharding import full_tensor
+from alphaapollo.utils.hub import is_adapter
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -53,11 +56,12 @@ def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tu
 
     lora_layers = lora.get_lora_layers(model)
     for names in _group_parameter_names_by_layer(model):
-        parameters = dict(model.named_parameters())
         gathered = {}
         for name in names:
             if not lora.is_adapter_parameter(name):
-                weight = lora.merge_lora_weight(lora_layers[name]) if name in lora_layers else parameters[name].detach()
+                layer, _, key = name.rpartition(".")
+                own: Tensor = getattr(model.get_submodule(layer), key)
+                weight = lora.merge_lora_weight(lora_layers[name]) if name in lora_layers else own.detach()
                 gathered[lora.get_base_parameter_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
             if model.config.model_type == "qwen3_vl_moe" and ".experts." in name:
@@ -88,7 +92,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
                 config = copy.deepcopy(model.config)
                 config.architectures = [type(model).__name__]
-                _write_folder(partial, tensors, config, dtype, source)
+                write_folder(partial, tensors, config, dtype, source)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
@@ -111,10 +115,10 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
-        _write_folder(Path(folder), tensors, config, dtype, source)
+        write_folder(Path(folder), tensors, config, dtype, source)
 
 
-def _write_folder(
+def write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
     """Write weights and configuration to a Hugging Face folder, and copy modeling code, generation_config.json,
@@ -149,7 +153,7 @@ def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
     layers = {id(layer) for layer in find_decoder_layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
     groups: dict[str, list[str]] = {}
-    for name, _ in model.named_parameters():
+    for name in list_weight_names(model):
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         groups.setdefault(prefix, []).append(name)
     return list(groups.values())
@@ -173,7 +177,12 @@ def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[
     config = load_config(source)
     is_vision_model = reads_images(config) and not has_custom_code(source, config)
     auto_class = getattr(transformers, "AutoModelForImageTextToText" if is_vision_model else AUTO_CLASSES[kind])
-    loaded = auto_class.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
+    options: dict[str, object] = {"dtype": torch.float32, "trust_remote_code": source.trust_remote_code}
+    if is_adapter(folder) and read_quantization(config):  # peft adapts no layers that are dequantized later
+        options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You passed `quantization_config`")
+        loaded = auto_class.from_pretrained(folder, **options).eval()
     return compute_outputs(loaded, kind, token_ids)
 
 
@@ -247,7 +256,7 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", 
         tensors = {name: _join_shards([state[name] for state in states]) for name in states[0]}
         target_dtype = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
         tensors = {name: tensor.to(target_dtype) for name, tensor in tensors.items()}
-        _write_folder(folder, tensors, load_config(source), target_dtype, source)
+        write_folder(folder, tensors, load_config(source), target_dtype, source)
         load_causal_lm(source.model_copy(update={"path": str(folder)}), "padded")
     except Exception as error:  # errors of torch for a damaged file, or for types other than tensors
         reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
@@ -269,7 +278,7 @@ def write_converted_model(source: Path, folder: Path, dtype: str, trusts_code: b
     config = load_config(model)
     is_scorer = any("SequenceClassification" in name for name in config.architectures or ())
     kind: ModelKind = "reward model" if is_scorer else "policy"
-    _write_folder(folder, tensors, config, target_dtype, model)
+    write_folder(folder, tensors, config, target_dtype, model)
     tokens = make_probe_tokens(config)
     expected, written = (compute_transformers_outputs(path, kind, tokens, model) for path in (source, folder))
     check_exported_outputs(expected, written, target_dtype)

@@ -14,6 +14,7 @@ from alphaapollo.batching.batch import MiniBatch, Rows
 from alphaapollo.config.schema.planned_device import find_gpu
 from alphaapollo.models.decoder import find_vision_modules, get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
+from alphaapollo.models.quantized import QuantizedLinear
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
 
@@ -34,7 +35,10 @@ class FlopsEstimator:
         experts = ExpertSizes.from_config(model.config)
         vision_ids = {id(parameter) for part in find_vision_modules(model) for parameter in part.parameters()}
         text_parameters = ((name, p) for name, p in model.named_parameters() if id(p) not in vision_ids)
-        matrices = {name: parameter for name, parameter in text_parameters if parameter.ndim >= 2}
+        scales = {f"{name}.scale" for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
+        matrices = {
+            name: parameter for name, parameter in text_parameters if parameter.ndim >= 2 and name not in scales
+        }
         if experts is None and any(EXPERTS in name for name in matrices):
             return None
         if not model.config.tie_word_embeddings:
@@ -42,7 +46,7 @@ class FlopsEstimator:
             matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 
         def count_active_parameters(name: str, parameter: torch.Tensor) -> int:
-            count: int = parameter.numel()
+            count: int = parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)  # codes of 4 bits
             return count * experts.experts_per_token // experts.num_experts if experts and EXPERTS in name else count
 
         counts = [(count_active_parameters(name, p), p.requires_grad) for name, p in matrices.items()]

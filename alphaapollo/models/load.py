@@ -26,6 +26,13 @@ from alphaapollo.models.decoder import (
     load_example_image,
 )
 from alphaapollo.models.expert_parallel import keep_split_sizes
+from alphaapollo.models.quantized import (
+    quantize_layers,
+    read_group_size,
+    read_quantization,
+    read_state_dict,
+    remove_quantization,
+)
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
 from alphaapollo.models.weight_files import check_tensor_names, find_head, find_weight_files
 from alphaapollo.utils.hub import check_model_files, is_local_path
@@ -92,9 +99,12 @@ def check_weight_files(model: Model) -> list[str]:
 
 
 def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Build a causal language model on the meta device, without weights. Raises the errors of load_causal_lm."""
-    changes = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
-    return load_causal_lm(model.model_copy(update=changes), "padded", dtype)
+    """Build a causal language model on the meta device, without weights, as if they were not quantized. Raises the
+    errors of load_causal_lm."""
+    config, changes = load_config(model), {"use_torch_compile": False, "use_liger": False}
+    auto_class = _find_causal_class(config, model)
+    remove_quantization(config)
+    return _load_model(auto_class, config, model.model_copy(update=changes), "padded", dtype)
 
 
 def load_reward_model(
@@ -233,13 +243,22 @@ def _load_model(
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     model_class: Any = getattr(transformers, auto_class)
+    path: str | None = model.path
+    if group_size := read_group_size(config, model.path):
+        remove_quantization(config)  # of the files, but not of the built model, which may be exported
     with _explain_errors(model, "the model", WEIGHT_FILES_FIX):
-        if dtype is None:
-            loaded, info = model_class.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
-            check_tensor_names(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
-        else:
+        if dtype is not None or group_size:
             with torch.device("meta"):
-                loaded = model_class.from_config(config, **settings)
+                loaded = model_class.from_config(config, **settings | {"dtype": dtype or torch.float32})
+        if dtype is None:
+            if group_size:
+                files_dtype = config.dtype or torch.bfloat16
+                settings |= {"dtype": files_dtype, "state_dict": read_state_dict(model.path, files_dtype)}
+                model_class, path = type(loaded), None
+            loaded, info = model_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
+            check_tensor_names(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
+        if group_size:
+            quantize_layers(loaded, model.path, group_size)
     loaded.eval()
     if attention in ("varlen", "flash"):
         use_varlen_attention_in_vision_tower(loaded)
@@ -333,12 +352,7 @@ def fix_rope_parameters(parameters: JsonObject, max_length: int) -> JsonObject:
 
 def find_quantization(config: PretrainedConfig) -> str:
     """Return the method with which weights are quantized, e.g. "gptq"; empty if they are not."""
-    for section in (config, config.get_text_config()):
-        for name in ("quantization_config", "compression_config"):
-            if quantization := getattr(section, name, None):
-                values = quantization if isinstance(quantization, Mapping) else vars(quantization)
-                return str(values.get("quant_method") or name)
-    return ""
+    return str(read_quantization(config).get("quant_method", ""))
 
 
 def describe_image_input(model: Model) -> tuple[object, ...] | None:

@@ -22,6 +22,7 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.decoder import find_vision_modules
 from alphaapollo.models.load import load_causal_lm, load_reward_model
+from alphaapollo.models.quantized import dequantize_layers
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.runs.model_card import format_card_head, shorten_path
 from alphaapollo.utils.deadline import limit_seconds
@@ -191,6 +192,7 @@ def load_adapter(adapter: Path, base_path: str = "", trusts_code: bool = False) 
     base = Model(path=base_path or config.base_model_name_or_path or "", trust_remote_code=trusts_code)
     loaded, weights = load_causal_lm(base, "padded"), load_peft_weights(str(adapter), device="cpu")
     dtype = loaded.dtype
+    dequantize_layers(loaded)  # peft adds to weights in place
     _try_patterns(config, loaded, adapter)
     for embeddings in (weights[name] for name in weights if name.endswith(".embed_tokens.weight")):
         loaded.resize_token_embeddings(len(embeddings), mean_resizing=False)

@@ -14,7 +14,7 @@ def estimate_engine(config: Config, device: Device) -> Usage:
     if rollout.name == "fake":
         return Usage()
     sizes, parallel = load_model_sizes(model), rollout.tensor_model_parallel_size
-    weights = Usage({"engine weights": get_dtype_bytes(rollout.dtype) * sizes.parameters // parallel})
+    weights = Usage({"engine weights": sizes.count_bytes(get_dtype_bytes(rollout.dtype)) // parallel})
     # in a step: activations, float32 logits, and a copy of the logits to sample from
     activations = 2 * estimate_layer_bytes(model, 1, max(rollout.max_num_batched_tokens, config.data.max_length)) // 3
     logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)

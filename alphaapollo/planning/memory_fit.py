@@ -135,7 +135,7 @@ def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan
     dtype of its files."""
     model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
     width = (load_config(model).dtype or torch.float32).itemsize
-    loaded = width * load_model_sizes(model).parameters
+    loaded = load_model_sizes(model).count_bytes(width)
     offload = "Unset some of the offload keys of fsdp_config, or raise trainer.nnodes"
     load = "Use nodes with more memory" + (", or save the model in bfloat16" if width > 2 else "")
     for purpose, size, fix in (("offloading", plan.offloaded_bytes, offload), ("loading the model", loaded, load)):

@@ -28,6 +28,7 @@ from alphaapollo.models.lm_head import LOGIT_LIMITS
 from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
+from alphaapollo.models.quantized import find_quantized_layers, find_unsupported_quantization, read_group_size
 from alphaapollo.models.sharding import MIN_UNIT
 
 GIB = 2**30
@@ -60,6 +61,13 @@ class ModelSizes:
     num_kv_heads: int  # over which tensor-parallel ranks divide the cache
     vision_parameters: int = 0  # of the vision tower; they are among root_parameters
     flops: FlopsEstimator | None = None  # of full training; None: the number of experts is unknown
+    quantized_parameters: int = 0  # of frozen layers with weights of 4 bits
+    group_size: int = 1  # weights of 4 bits that share a scale
+
+    def count_bytes(self, width: int) -> int:
+        """Return the bytes of all weights. width: bytes of a number, except for weights of 4 bits."""
+        codes_and_scales = self.quantized_parameters // 2 + width * (self.quantized_parameters // self.group_size)
+        return width * (self.parameters - self.quantized_parameters) + codes_and_scales
 
     def count_gathered_layer(self, ep_size: int) -> int:
         """Return the parameters of the largest layer after FSDP has gathered it on a rank."""
@@ -80,6 +88,9 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     experts = [[parameter for part in find_experts(layer) for parameter in part.parameters()] for layer in layers]
     expert_counts = [sum(parameter.numel() for parameter in parameters) for parameters in experts]
     total = sum(parameter.numel() for parameter in model.parameters())
+    original = load_config(Model(path=path, trust_remote_code=trust_remote_code))
+    group_size = 0 if find_unsupported_quantization(original) else read_group_size(original, path)
+    quantized = [name for names in find_quantized_layers(path).values() for name in names] if group_size else []
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     # Linear layers save their inputs, and the operations after them save their outputs.
     experts_per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
@@ -110,6 +121,8 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         num_kv_heads=1 if latent_size else kv_heads,
         vision_parameters=sum(weight.numel() for part in find_vision_modules(model) for weight in part.parameters()),
         flops=FlopsEstimator.from_model(model),
+        quantized_parameters=sum(model.get_parameter(f"{name}.weight").numel() for name in quantized),
+        group_size=group_size or 1,
     )
 
 
@@ -175,7 +188,8 @@ class RankModel:
         others_share, experts = (self.shards - 1) / self.shards, self.sizes.expert_parameters
         gathered_share = 1 - experts * (1 - 1 / self.fsdp.ep_size) / self.sizes.parameters
         gradients = FLOAT32 * self.trained * (self.fsdp.sync_each_micro_batch and not self.adapts)
-        return int((2 * self.dtype_bytes * self.sizes.parameters + gradients) * gathered_share * others_share)
+        weights = 2 * self.sizes.count_bytes(self.dtype_bytes)
+        return int((weights + gradients) * gathered_share * others_share)
 
     def offloads(self, key: str) -> bool:
         """Return whether an offload key of fsdp_config is set. On a CPU, it has no effect."""
@@ -187,7 +201,7 @@ def make_frozen_model(
 ) -> RankModel:
     """Describe a model without gradients on a rank. dtype: of its weights; "": the model's."""
     sizes, width = load_model_sizes(model), get_dtype_bytes(model.dtype)
-    state = Usage({"frozen models": get_dtype_bytes(dtype or model.dtype) * -(-sizes.parameters // shards)})
+    state = Usage({"frozen models": -(-sizes.count_bytes(get_dtype_bytes(dtype or model.dtype)) // shards)})
     activations = 2 * estimate_layer_bytes(model, 1, num_tokens) // 3
     return RankModel(sizes, fsdp, shards, width, state, layer_bytes=activations, device=device)
 
@@ -214,7 +228,8 @@ def make_rank_model(
     frozen = sizes.parameters if adapters else sizes.vision_parameters * model.freeze_vision
     trained = adapters or sizes.parameters - frozen
     shard = -(-trained // shards)
-    weights = FLOAT32 * shard + (width if adapters else FLOAT32) * -(-frozen // shards)
+    frozen_bytes = sizes.count_bytes(width) if adapters else FLOAT32 * frozen
+    weights = FLOAT32 * shard + -(-frozen_bytes // shards)
     layer = estimate_layer_bytes(model, rows, length)
     saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: a layer's input
     logits = rows * length * (sizes.head_parameters // sizes.hidden_size)

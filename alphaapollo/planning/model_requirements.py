@@ -42,6 +42,7 @@ from alphaapollo.models.load import (
 )
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
+from alphaapollo.models.quantized import find_unsupported_quantization
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,29 @@ def find_unsupported_features(use: ModelUse) -> Iterator[str]:
     return find_conflicts(CheckContext(use), table=[*rows, *MODELS])
 
 
-@model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
+@model_requirement(
+    "weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model, or read docs/lora.md"
+)
 def weights_are_quantized(use: ModelUse, context: CheckContext) -> object:
-    is_served = use.engine is not None and not use.fsdp and load_engine_class(use.engine.name).reads_quantized
-    return not is_served and find_quantization(use.config)
+    if use.engine is not None and not load_engine_class(use.engine.name).reads_quantized:
+        return find_quantization(use.config)
+    is_only_served = use.engine is not None and not use.fsdp
+    return not is_only_served and find_unsupported_quantization(use.config)
+
+
+@model_requirement("{0}lora_rank=0", "{use} has weights of 4 bits, which cannot be trained", "Set {0}lora_rank")
+def quantized_weights_are_frozen(use: ModelUse, context: CheckContext) -> object:
+    is_trained = use.fsdp and not use.model.lora_rank
+    return is_trained and find_quantization(use.config) and (use.key.removesuffix("path"),)
+
+
+@model_requirement(
+    "{use.engine_section}.lora=merged",
+    "{use} has weights of 4 bits, to which the engine cannot add adapters",
+    "Set {use.engine_section}.lora=adapter",
+)
+def quantized_weights_are_not_sent(use: ModelUse, context: CheckContext) -> object:
+    return use.fsdp and use.engine and use.engine.lora == "merged" and find_quantization(use.config)
 
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")

@@ -141,7 +141,7 @@ class IterationEstimator:
         active = sizes.flops.num_parameters if sizes.flops else sizes.parameters
         at_once, waiting = count_answers_at_once(self.config, self.memory, self.prompt + response)
         rows, total = max(1, at_once), at_once + waiting
-        read = width * min(sizes.parameters, active * rows) / tp
+        read = min(sizes.count_bytes(width), width * active * rows) / tp
         read += rows * (self.prompt + response / 2) * count_kv_token_bytes(self.config)
         product = 2 * active / tp / speed.engine_flops  # seconds of a token
         step = read / speed.bandwidth + rows * (product + speed.sequence_step) + ENGINE_STEP

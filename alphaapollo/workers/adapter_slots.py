@@ -140,9 +140,9 @@ class AdapterSlots:
         for layer in get_lora_layers(worker.policy).values():
             layer.scaling[ADAPTER] = slot.form.alpha / slot.form.rank
 
-    def write(self, folder: str, dtype: torch.dtype, base_path: str) -> str:
-        """Write the current adapter to a new folder in peft's format (a collective; rank 0 writes). Returns the digest
-        on rank 0, else ""."""
+    def write(self, folder: str, dtype: torch.dtype, base_path: str, base_digest: int) -> str:
+        """Write the current adapter to a new folder in peft's format (a collective; rank 0 writes). Returns the sum of
+        its digest and `base_digest` on rank 0, else ""."""
         tensors = [(key, tensor.to("cpu", dtype)) for key, tensor in self._gather()]  # before rank 0 can fail alone
         if dist.get_rank():
             return ""
@@ -152,7 +152,7 @@ class AdapterSlots:
         partial.mkdir(parents=True)
         digest = write_adapter_files(tensors, partial, dtype, base_path)
         partial.rename(target)
-        return format_digest(digest)
+        return format_digest(digest + base_digest)
 
     @torch.no_grad()
     def _gather(self) -> Iterator[tuple[str, Tensor]]:

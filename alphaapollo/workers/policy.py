@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.kl import LogProbVariance
@@ -24,6 +25,7 @@ from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
+from alphaapollo.engines.weight_sync.digest import sum_hashes
 from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender
 from alphaapollo.engines.weight_sync.transport import WeightSender, WeightUpdate
 from alphaapollo.models.export import gather_parameters
@@ -32,6 +34,7 @@ from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
 from alphaapollo.models.policy import check_policy, load_policy
+from alphaapollo.models.quantized import iterate_codes_and_scales
 from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.models.update_record import choose_sample
@@ -89,6 +92,8 @@ class PolicyWorker(PolicyLearner):
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
+        if isinstance(sender, SharedAdapterSender):
+            sender.base_digest = self._compute_base_digest(sender.dtype)
         self.logprob_check_warnings = check_policy(self.policy, self.builder, self.dtype)
         self.compute_sample_logprobs = self.policy.make_logprobs_function(self.temperature)
         self.shared_prompts = SharedPromptCheck(self.policy, self.compute_sample_logprobs, self.builder, self.dtype)
@@ -108,6 +113,17 @@ class PolicyWorker(PolicyLearner):
             self.plugins.append(reference)
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
+
+    def _compute_base_digest(self, dtype: torch.dtype) -> int:
+        """Compute the digest of the codes and scales of quantized layers (a collective). dtype: of the engine's scales.
+        0 if no layer is quantized."""
+        layers = [*iterate_codes_and_scales(self.policy)]
+        if not layers:
+            return 0
+        sums = [sum_hashes([codes.float(), scale.to(dtype)]) for codes, scale in layers]  # one layer at a time
+        total = torch.stack(sums).sum().to(self.device)
+        dist.all_reduce(total, group=self.mesh.dense.get_group("shard"))
+        return int(total)
 
     def compute_log_probs(self, role: str = "policy") -> np.ndarray:
         """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role:
@@ -232,7 +248,7 @@ class PolicyWorker(PolicyLearner):
     def write_adapter(self, folder: str) -> str:
         """Write the current adapter for the engines (AdapterSlots.write)."""
         assert isinstance(self.sender, SharedAdapterSender), "only with rollout.lora=adapter"
-        return self.adapters.write(folder, self.sender.dtype, self.config.path)
+        return self.adapters.write(folder, self.sender.dtype, self.config.path, self.sender.base_digest)
 
     def release_sent_weights(self) -> None:
         """Free the memory of the sent weights and offload the policy, after all engines have received the weights."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.loop.replays import check_verified
 from tests.loop.stack import StackRunner
+from tests.quantized import save_quantized
 
 pytest.importorskip("peft")
 LORA = (
@@ -43,3 +45,12 @@ def test_engine_with_served_adapters(stack: StackRunner) -> None:
     continued = stack.run(*LORA, start, *hf, name="continued")
     assert (served.folder / "exported/step_000002/config.json").is_file()
     assert all(line["sync/probe_gap"] < 5e-5 for line in continued.metrics)
+
+
+def test_adapters_on_weights_of_4_bits(stack: StackRunner, tmp_path: Path) -> None:
+    folder, _ = save_quantized(stack.task.model, tmp_path, group_size=32)
+    path = f"actor_rollout_ref.model.path={folder}"
+    run = stack.run(*LORA, *SERVED, path, "trainer.record_steps=[1]", "trainer.total_training_steps=1", name="w4")
+    check_verified(run, 1)
+    assert all(line["sync/probe_gap"] < 5e-5 for line in run.metrics)  # vLLM dequantizes float32 models, too
+    assert (run.folder / "model" / "adapter_config.json").is_file()

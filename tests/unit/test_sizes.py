@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43000  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43300  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
@@ -19,12 +19,12 @@ BUDGETS = {
     "config": 3600,
     "controller": 2100,
     "data": 3100,
-    "engines": 3350,
+    "engines": 3400,
     "environments": 1100,
     "evolving": 50,
     "finetuning": 750,
     "launch": 1100,
-    "models": 3750,
+    "models": 3900,
     "observability": 1550,
     "own_loop": 1300,
     "planning": 1700,
@@ -38,6 +38,7 @@ BUDGETS = {
     "plugins/mcp": 200,
     "plugins/plan": 100,
     "plugins/port": 1050,
+    "plugins/quantize": 200,
     "plugins/search": 200,
     "plugins/sglang": 750,
     "plugins/skill": 50,

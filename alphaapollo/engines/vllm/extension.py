@@ -15,7 +15,7 @@ import torch
 from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import clear_deepstack_features
-from alphaapollo.engines.vllm.patches import UNPACKED_DIGEST, patch_vllm
+from alphaapollo.engines.vllm.patches import QUANTIZED_DIGEST, UNPACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY, VllmObject, make_lora_request
 from alphaapollo.engines.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 from alphaapollo.types import Adapter
@@ -39,12 +39,13 @@ class WorkerExtension:
         return digest
 
     def alphaapollo_load_adapter(self, folder: str, version: int) -> int:
-        """Load a LoRA adapter, and return the digest of the weights in its slot."""
+        """Load a LoRA adapter, and return the digest of the weights in its slot and of quantized weights below it."""
         request = make_lora_request(Adapter(folder, version), replaces=True)
         assert request is not None
         self.model_runner.add_lora(request)
         slots = self.model_runner.lora_manager._adapter_manager.lora_index_to_id
-        return compute_adapter_digest(self.model_runner.get_model(), slots.index(request.lora_int_id))
+        slot = slots.index(request.lora_int_id)
+        return compute_adapter_digest(self.model_runner.get_model(), slot, QUANTIZED_DIGEST)
 
     def alphaapollo_exclude_from_sampling(self, token_ids: Sequence[int]) -> None:
         """Keep the model from sampling `token_ids`. Call once, after the model is loaded."""

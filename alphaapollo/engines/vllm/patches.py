@@ -1,7 +1,9 @@
 """Patches of vLLM internals, applied in the processes that run the model.
 
 record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
+record_quantized_digest      record the digest of codes and scales when vLLM packs them for its kernel
 repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
+use_dequantized_weights      CPU: weights of 4 bits in float32, or without AVX-512, for which vLLM has no kernel
 pad_single_row               CPU: results of a sequence do not depend on the batch size
 skip_base_rows               CPU: in mixed batches, requests without an adapter do not get the adapter of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
@@ -21,22 +23,27 @@ from alphaapollo.engines.vllm.settings import VllmObject, is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
 UNPACKED_DIGEST = "alphaapollo_unpacked_digest"  # attribute of a layer: future of its weight's digest before packing
+QUANTIZED_DIGEST = "alphaapollo_quantized_digest"  # attribute of a layer: digest of its codes and scales before packing
 
 
 def patch_vllm() -> None:
     """Patch vLLM in this process. Call once, before the model is built."""
     from vllm.model_executor.layers import utils
+    from vllm.model_executor.model_loader import base_loader
     from vllm.platforms import current_platform
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     TopKTopPSampler.forward_native = return_untruncated_logprobs(TopKTopPSampler.forward_native)
+    process = base_loader.process_weights_after_loading
+    base_loader.process_weights_after_loading = record_quantized_digest(process)
     if current_platform.is_cpu():
         from vllm.lora.ops.torch_ops import lora_ops
         from vllm.lora.punica_wrapper import punica_cpu
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         use_fused_kernels()
+        use_dequantized_weights()
         # Adapters do not change the output head. vLLM's kernel for such adapters fails if a batch has prompt log-probs.
         punica_cpu.PunicaWrapperCPU.add_lora_logits = lambda self, logits, *arguments, **options: logits
         lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = skip_base_rows(lora_ops.bgmv_shrink)
@@ -72,6 +79,21 @@ def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[...,
             layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
     return record_weight_digest_and_pack
+
+
+def record_quantized_digest(process_weights: Callable[..., None]) -> Callable[..., None]:
+    """Wrap vLLM's function that packs the loaded weights of a model for its kernels: first record the digest of the
+    codes and scales of each layer with weights of 4 bits (compressed-tensors)."""
+
+    @functools.wraps(process_weights)
+    def record_digests_and_process_weights(model: torch.nn.Module, *arguments: object) -> None:
+        for layer in model.modules():
+            if isinstance(packed := getattr(layer, "weight_packed", None), torch.Tensor):
+                codes, scale = packed.data.view(torch.uint8), layer.get_parameter("weight_scale").data
+                setattr(layer, QUANTIZED_DIGEST, compute_joint_digest([codes.float(), scale]))
+        process_weights(model, *arguments)
+
+    return record_digests_and_process_weights
 
 
 def skip_base_rows(shrink: Callable[..., None]) -> Callable[..., None]:
@@ -112,6 +134,32 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         return linear(hidden, weight, bias)
 
     return compute_single_row_as_two
+
+
+def use_dequantized_weights() -> None:
+    """Dequantize weights of 4 bits when a model is loaded, if vLLM has no kernel for them. Its kernel computes in 16
+    bits only, and needs AVX-512."""
+    from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
+    from vllm.model_executor.layers.quantization.utils.quant_utils import unpack_quantized_values_into_int32
+
+    process, apply = CPUWNA16LinearKernel.process_weights_after_loading, CPUWNA16LinearKernel.apply_weights
+    linear = pad_single_row(torch.nn.functional.linear)
+
+    def process_weights(self: VllmObject, layer: VllmObject) -> None:
+        scale = layer.weight_scale.data
+        has_kernel = hasattr(torch.ops._C, "cpu_gemm_wna16") and scale.dtype != torch.float32
+        if has_kernel or self.config.zero_points or layer.weight_packed.packed_dim != 1:
+            process(self, layer)
+            return
+        codes = unpack_quantized_values_into_int32(layer.weight_packed.data, self.config.weight_type, 1) - 8
+        groups = codes.unflatten(1, (scale.shape[1], -1)).float() * scale[..., None].float()
+        layer.dequantized = groups.flatten(1).to(scale.dtype)
+
+    def compute(self: VllmObject, layer: VllmObject, x: torch.Tensor, bias: torch.Tensor | None = None) -> object:
+        dequantized = getattr(layer, "dequantized", None)
+        return apply(self, layer, x, bias) if dequantized is None else linear(x, dequantized, bias)
+
+    CPUWNA16LinearKernel.process_weights_after_loading, CPUWNA16LinearKernel.apply_weights = process_weights, compute
 
 
 def use_fused_kernels() -> None:

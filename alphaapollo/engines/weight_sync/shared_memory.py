@@ -99,6 +99,8 @@ class SharedAdapterSender(SharedMemorySender):
 
     A folder is kept until the next one is complete, because an engine may load its adapter again."""
 
+    base_digest: int = 0  # of the quantized weights of the base model, which the engine has loaded itself
+
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         update = super().send(tensors, version)
         if update is not None:
@@ -108,7 +110,7 @@ class SharedAdapterSender(SharedMemorySender):
         return update
 
     def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
-        return write_adapter_files(tensors, folder, self.dtype)
+        return write_adapter_files(tensors, folder, self.dtype) + self.base_digest
 
     def release_sent_weights(self) -> None:
         """Keep the files (see the class)."""

@@ -29,11 +29,14 @@ def compute_model_digest(model: torch.nn.Module, unpacked_digest_attribute: str)
     return (packing_change + int(torch.stack([*hash_sums.values()]).sum())) % MODULUS
 
 
-def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:
-    """Compute the digest of the LoRA adapter in a slot of a vLLM model without tensor parallelism. The padding of the
-    slot is zero and does not change the digest."""
+def compute_adapter_digest(model: torch.nn.Module, slot: int, base_digest_attribute: str) -> int:
+    """Compute the digest of the LoRA adapter in a slot of a vLLM model without tensor parallelism, and of the quantized
+    weights below it. The padding of the slot is zero and does not change the digest.
+
+    base_digest_attribute: layer attribute with the digest of quantized weights before vLLM packed them."""
     total = 0
     for layer in model.modules():
+        total += vars(layer).get(base_digest_attribute, 0)  # not that of the layer that a LoRA layer wraps
         for name in ("lora_a_stacked", "lora_b_stacked"):
             stacked = getattr(layer, name, ())
             parts = (stacked,) if isinstance(stacked, torch.Tensor) else stacked

@@ -16,6 +16,7 @@ from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.checkpoint import explain_write_errors
 from alphaapollo.models.export import check_exported_outputs, compute_outputs, make_probe_tokens
 from alphaapollo.models.load import is_causal_lm, load_causal_lm, load_config
+from alphaapollo.models.quantized import dequantize_layers
 from alphaapollo.plugins.gguf.read import compute_rope_factors, load_gguf, open_gguf, require_gguf_package
 from alphaapollo.utils.json_types import JsonObject
 
@@ -56,6 +57,7 @@ def export_gguf(folder: Path, file: Path, kind: str, name: str, base_model: str 
     check_can_export(config)
     pre_tokenizer = find_pre_tokenizer(json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {})
     model = load_causal_lm(source, "padded").float().eval()
+    dequantize_layers(model)
     probe = make_probe_tokens(config)
     exact = compute_outputs(model, "policy", probe)
     with explain_write_errors(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import ViTConfig
 
-from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.load import check_vocabulary_size, check_weight_files, load_causal_lm, load_config
 from alphaapollo.planning.model_requirements import ModelUse, check_models, find_unsupported_features
+from tests.quantized import make_section
 
 
 @pytest.fixture
@@ -107,22 +109,61 @@ def test_shapes_only(model_folder):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+CT = "compressed-tensors"
+
+
+def describe_weights(**changes: Any) -> dict[str, Any]:
+    return {"quantization_config": make_section(**changes)}
+
+
 @pytest.mark.parametrize(
-    ("changes", "method"),
+    ("changes", "method", "reason"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq", ""),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq", ""),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes", ""),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config", ""),
+        ({"compression_config": {"quant_method": CT}}, CT, " with 0 groups of layers)"),
+        (describe_weights(symmetric=False), CT, " with zero points)"),
+        (describe_weights(num_bits=8), CT, " with weights of 8 bits (int, one scale per group))"),
+        (describe_weights(strategy="channel"), CT, " with weights of 4 bits (int, one scale per channel))"),
+        (describe_weights(actorder="group"), CT, " with groups in the order of activations)"),
+        ({"quantization_config": make_section() | {"format": "marlin-24"}}, CT, " with the format marlin-24)"),
+        ({"quantization_config": make_section() | {"kv_cache_scheme": {"num_bits": 8}}}, CT, " with a quantized KV"),
+        (describe_weights() | {"num_experts": 4, "num_experts_per_tok": 2}, CT, " with experts)"),
     ],
 )
-def test_quantized_weights_are_for_engines_only(folder: Path, changes: dict[str, Any], method: str) -> None:
+def test_quantized_weights_are_for_engines_only(
+    folder: Path, changes: dict[str, Any], method: str, reason: str
+) -> None:
     configure(**changes)(folder)
     model = Model(path=str(folder))
-    for engine in (None, Rollout(name="hf")):
-        (error,) = find_unsupported_features(ModelUse("model.path", model, engine=engine))
-        assert f"({method})" in error
+    (error,) = find_unsupported_features(ModelUse("model.path", model))
+    assert f"({method}{reason or ')'}" in error
+    (error,) = find_unsupported_features(ModelUse("model.path", model, engine=Rollout(name="hf")))
+    assert f"({method})" in error
     assert [*find_unsupported_features(ModelUse("model.path", model, engine=Rollout()))] == []
+    with pytest.raises(ValueError, match=re.escape(f"({method}{reason or ')'}")):
+        load_causal_lm(model, "padded")
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"),
+    [
+        ({"fsdp": Fsdp()}, "model.lora_rank=0: 4 bits Set model.lora_rank"),
+        ({"fsdp": Fsdp(), "model": {"lora_rank": 4}}, ""),
+        ({"fsdp": Fsdp(), "model": {"lora_rank": 4}, "engine": Rollout()}, "rollout.lora=merged: 4 bits lora=adapter"),
+        ({"fsdp": Fsdp(), "model": {"lora_rank": 4}, "engine": Rollout(lora="adapter")}, ""),
+        ({}, ""),  # e.g. a teacher
+    ],
+)
+def test_weights_of_4_bits_are_frozen(folder: Path, settings: dict[str, Any], facts: str) -> None:
+    configure(**describe_weights())(folder)
+    settings = {"model": {}} | settings
+    model = Model(path=str(folder), **settings.pop("model"))
+    errors = [*find_unsupported_features(ModelUse("model.path", model, **settings))]
+    assert len(errors) == bool(facts)
+    assert [fact for fact in facts.split() if fact not in errors[0]] == []
 
 
 def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:

@@ -17,6 +17,7 @@ from alphaapollo.planning.model_memory import (
     ModelSizes,
     RankModel,
     Usage,
+    count_adapter_parameters,
     estimate_idle,
     estimate_image_bytes,
     estimate_layer_bytes,
@@ -24,6 +25,7 @@ from alphaapollo.planning.model_memory import (
     load_model_sizes,
     make_rank_model,
 )
+from tests.quantized import save_quantized
 from tests.unit.tiny import run_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
@@ -145,6 +147,19 @@ def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
     sizes = load_model_sizes(bfloat16(name))
     assert (sizes.parameters, sizes.layer_parameters, 2 * sizes.kv_elements_per_token) == (parameters, unit, kv_bytes)
     assert sizes.root_parameters == parameters - sizes.num_layers * unit
+
+
+def test_weights_of_4_bits_take_half_a_byte_and_their_scales(model_folder, tmp_path: Path):
+    folder, plain = save_quantized(model_folder("llama"), tmp_path)
+    model = Model(path=str(folder), lora_rank=4, dtype="bfloat16", attention="sdpa")
+    sizes, full = load_model_sizes(model), load_model_sizes(Model(path=str(plain)))
+    quantized = 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)  # in two layers
+    assert (sizes.parameters, sizes.flops) == (full.parameters, full.flops)
+    base = 2 * (sizes.parameters - quantized) + quantized // 2 + 2 * quantized // 16
+    assert sizes.count_bytes(2) == base
+    adapters = count_adapter_parameters(model)
+    rank = make_rank_model(model, Fsdp(), "cuda", 1, (1, 16))
+    assert rank.state["weights"] == base + 4 * adapters
 
 
 def test_activations_of_a_layer():

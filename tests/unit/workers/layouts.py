@@ -106,7 +106,7 @@ def compute_case(worker: Any, case: Case, rank: int, num_ranks: int) -> Result:
             worker.send_weights(1)
     recorded = record_gradients(worker)
     metrics = worker.update(make_columns(case, layout, own, old=not case.records_old))
-    shared = {name: tensor.numpy() for name, tensor in worker.sender.sent.items()} if case.lora_rank else {}
+    shared = {name: tensor.float().numpy() for name, tensor in worker.sender.sent.items()} if case.lora_rank else {}
     if case.role == "policy":
         columns["old"] = worker.get_old_log_probs()
         shared["probe"] = np.array(worker.compute_probe_log_probs([5, 9, 3, 3, 40]))

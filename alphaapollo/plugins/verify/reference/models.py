@@ -37,7 +37,9 @@ def load_model(config: Config, path: str, dtype: str, state: dict[str, Tensor], 
     settings = transformers.AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     if hasattr(settings, "vision_config"):
         kind = transformers.AutoModelForImageTextToText
-    options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": "auto"}
+    options: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": "auto"}
+    if hasattr(settings, "quantization_config"):  # frozen weights of 4 bits
+        options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
     model = kind.from_pretrained(path, trust_remote_code=config.trust_remote_code, **options).eval()
     model = model.to(getattr(torch, dtype)).double().requires_grad_(False)
     named = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
