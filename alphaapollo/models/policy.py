@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +93,7 @@ class PolicyModel(FsdpRoot):
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
         states = self._compute_predicting_states(micro)
         head: Any = self.model.get_output_embeddings()
-        stats: TokenStats = head.compute(states, micro.targets, temperature, needs_entropy, divergence_target)
+        stats: TokenStats = head.compute(states, micro.targets, temperature, needs_entropy, divergence_target, micro.kept)
         if micro.sequence is None:
             return stats
         computed = {name: column for name, column in stats._asdict().items() if column is not None}
@@ -131,8 +130,9 @@ class PolicyModel(FsdpRoot):
         return LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
 
     def _compute_token_stats(self, states: Tensor, *arguments: Any) -> TokenStats:
-        compute = partial(compute_token_stats, LmHeadInput(states, self._make_head()), fused=states.is_cuda)
-        return compute(*arguments)
+        *others, kept = arguments
+        head = LmHeadInput(states, self._make_head())
+        return compute_token_stats(head, *others, fused=states.is_cuda, kept=kept)
 
     def _compute_predicting_states(self, micro: MicroBatch) -> Tensor:
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.token_columns)

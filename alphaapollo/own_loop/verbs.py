@@ -130,7 +130,8 @@ class Verbs:
         temperature = rollout.temperature if temperature is None else temperature
         shared = max_tokens or data.max_response_length, temperature, rollout.top_p, rollout.top_k
         seeds = derive_seeds(self._config.trainer.seed, [task.id for task in tasks])
-        samplings = [Sampling(*shared, seed=task_seed, adapter=served) for task_seed in seeds]
+        truncation = {"min_p": rollout.min_p, "returns_kept_tokens": rollout.returns_kept_tokens}
+        samplings = [Sampling(*shared, seed=task_seed, adapter=served, **truncation) for task_seed in seeds]
         requests = [GroupRequest(task, n, samplings[i], position, environment=pickled) for i, task in enumerate(tasks)]
         async with self._turns.sample():
             with self.timer(GENERATE):

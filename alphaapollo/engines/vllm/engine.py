@@ -60,7 +60,7 @@ LOG_SECONDS = 10.0  # time in which a failed core may write its log and exit
 class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
-    keeps_adapters = reads_quantized = True
+    keeps_adapters = reads_quantized = returns_kept_tokens = True
     without_mixed_windows = settings.WITHOUT_MIXED_WINDOWS
     weight_sender = "alphaapollo.engines.weight_sync.vllm_transfer:VllmTransferSender"
     argument_files, reserved_arguments = settings.ARGUMENT_FILES, settings.RESERVED_ARGUMENTS
@@ -143,6 +143,7 @@ class VllmEngine(Engine):
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
             is_killed = bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))  # e.g. {'EngineCore': -9}
             raise make_start_error(self.spec, f"vLLM's error: {error}", is_killed) from error
+        config.model_config.return_sampling_mask = False  # AsyncLLM refuses requests without top_k; the core has a copy
         if is_vision_model:
             from alphaapollo.engines.vllm.images import ImagePromptBuilder  # imports torch
 
@@ -302,6 +303,8 @@ class VllmEngine(Engine):
             lengths: Counter[int] = Counter()  # tokens of each answer; a delta has only the new tokens
             async for output in answers:
                 for answer in output.outputs:
+                    if answer.sampling_mask is not None:
+                        self.spec.check_kept_tokens(answer.sampling_mask.token_ids, answer.token_ids)
                     lengths[answer.index] = len(answer.token_ids) + (lengths[answer.index] if is_delta else 0)
                     if answer.finish_reason and not is_probe:
                         check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)

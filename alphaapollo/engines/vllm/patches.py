@@ -6,6 +6,7 @@ pad_single_row               CPU: results of a sequence do not depend on the bat
 skip_base_rows               CPU: in mixed batches, requests without an adapter do not get the adapter of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
+omit_complete_sets           the sampling mask of a token that could be any token is empty
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ def patch_vllm() -> None:
 
             sampler.apply_top_k_top_p = topk_topp_sampler.apply_top_k_top_p_pytorch
     if not current_platform.is_cpu() or is_triton_interpreted():
+        from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
         from vllm.v1.worker.gpu.sample.sampler import Sampler
 
         Sampler._sample_random = return_untruncated_logits(Sampler._sample_random)
+        SamplingMaskTensors.tolists = omit_complete_sets(SamplingMaskTensors.tolists)
 
 
 def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
@@ -155,16 +158,28 @@ def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., ob
 
 
 def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., object]:
-    """Wrap the sampler of vLLM's V2 model runner to return logits without the truncation by top-p and top-k."""
+    """Wrap the sampler of vLLM's V2 model runner to return logits without the truncation by top-p and top-k, unless the
+    engine returns sampling masks: the log-probs are then those of the kept tokens."""
 
     @functools.wraps(sample_random)
     def sample_tokens(
         self: Any, logits: torch.Tensor, mapping: Any, mapping_np: Any, pos: Any, top_k: Any, top_p: Any, *flags: bool
     ) -> object:  # vLLM 0.32 passes one flag, and 0.33 two
-        if top_k is None and top_p is None:
+        if self.return_sampling_mask or (top_k is None and top_p is None):
             return sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)
         untruncated = logits.clone()
         sampled, _ = sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)
         return sampled, untruncated
 
     return sample_tokens
+
+
+def omit_complete_sets(to_lists: Callable[..., Any]) -> Callable[..., object]:
+    """Wrap vLLM's function that makes lists of the sampling masks of a step: an untruncated token gets an empty one."""
+
+    @functools.wraps(to_lists)
+    def make_lists(self: Any, *arguments: object) -> object:
+        counts = self.counts.where(self.counts < self.vocab_size, 0)
+        return to_lists(self._replace(counts=counts), *arguments)
+
+    return make_lists

@@ -19,6 +19,7 @@ from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer
 from alphaapollo.processes.python_command import make_module_command
 from alphaapollo.tools.base import ToolCall
 from alphaapollo.types import Adapter, Completion, Sampling, StopReason
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs, SampleLogprobs
@@ -48,8 +49,8 @@ _RESERVED = """
     enable_prefix_caching enable_return_routed_experts enable_sleep_mode enforce_eager eplb_config
     expert_placement_strategy generation_config gpu_memory_utilization kv_cache_memory_bytes limit_mm_per_prompt
     logprobs_mode max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs
-    mm_device_do_normalize mm_processor_cache_gb model moe_backend pipeline_parallel_size seed skip_mm_profiling
-    skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
+    mm_device_do_normalize mm_processor_cache_gb model moe_backend pipeline_parallel_size return_sampling_mask seed
+    skip_mm_profiling skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
     weight_transfer_config worker_extension_cls
 """
 ARGUMENT_FILES = "lib/*/site-packages/vllm/engine/arg_utils.py"  # below sys.prefix; their classes have the arguments
@@ -96,7 +97,7 @@ def build_cpu_environment(rollout: Rollout, model_path: str) -> dict[str, str]:
     }
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
-    if rollout.router_replay:
+    if rollout.router_replay or rollout.returns_kept_tokens:
         variables |= TRITON_INTERPRETER
     if rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
@@ -112,7 +113,8 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "skip_tokenizer_init": not tokenizer,  # requests and completions are token ids
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "seed": RANDOM_SEED,
-        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py: before top-p and top-k
+        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py: before top-p and top-k, without a mask
+        "return_sampling_mask": spec.rollout.returns_kept_tokens,
         "max_logprobs": MAX_LOGPROBS if spec.chat_tokenizer else 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
@@ -199,7 +201,7 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
 TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 """Environment variables with which vLLM's Triton kernels run on a CPU, slowly, in Triton's interpreter.
 
-vLLM returns routed experts only through its V2 model runner, which needs Triton. Triton requires an active backend and
+vLLM returns routed experts and kept tokens only through its V2 model runner, which needs Triton. Triton requires an active backend and
 has none for CPUs, so register_triton_interpreter registers an empty one. The kernel for top-k and top-p cannot be
 interpreted; patches.py replaces it by PyTorch code."""
 
@@ -226,6 +228,7 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
         "logprobs": 0,
@@ -264,6 +267,12 @@ def build_completion(answer: CompletionOutput, output: RequestOutput) -> Complet
     """Build the completion of a finished request. A request keeps its LoRA adapter, if it has one, so that the weight
     version is the adapter's."""
     assert answer.weight_versions is not None and answer.logprobs is not None
+    columns: dict[str, object] = {}
+    if answer.routed_experts is not None:
+        columns["routed_experts"] = answer.routed_experts
+    if answer.sampling_mask is not None:
+        assert output.prompt_token_ids is not None
+        columns[KEPT_TOKENS] = KeptTokens.of_completion(answer.sampling_mask.token_ids, len(output.prompt_token_ids))
     *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
     if output.lora_request is not None:
         version, earlier = output.lora_request.lora_int_id - 1, []
@@ -274,7 +283,7 @@ def build_completion(answer: CompletionOutput, output: RequestOutput) -> Complet
         weight_version=version,
         num_cached_tokens=output.num_cached_tokens or 0,
         earlier_version_token_counts=tuple(earlier),
-        columns={} if answer.routed_experts is None else {"routed_experts": answer.routed_experts},
+        columns=columns,
     )
 
 

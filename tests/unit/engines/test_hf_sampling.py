@@ -45,8 +45,30 @@ def test_top_k_and_top_p_truncate():
     ],
 )
 def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str, Any], prob: float):
-    token, logprob = sample_token(LOGITS, Sampling(1, **settings), torch.Generator().manual_seed(1))
+    token, logprob, _ = sample_token(LOGITS, Sampling(1, **settings), torch.Generator().manual_seed(1))
     assert token == 0 and math.isclose(logprob, math.log(prob), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 2}, [0, 1]),
+        ({"top_p": 0.7}, [0, 1]),
+        ({"min_p": 0.25}, [0, 1, 2]),  # .15 is at least a quarter of .5, and .05 is not
+        ({"min_p": 0.25, "top_p": 0.8}, [0, 1]),  # of .5, .3, .15 over .95
+        ({"min_p": 0.01}, []),  # all
+        ({"temperature": 0.5, "top_p": 0.8}, [0, 1]),  # .25 + .09 of .365
+        ({"temperature": 0}, []),
+    ],
+)
+def test_kept_tokens_are_those_of_the_log_prob(settings: dict[str, Any], kept: list[int]):
+    sampling = Sampling(1, returns_kept_tokens=True, **settings)
+    token, logprob, found = sample_token(LOGITS, sampling, torch.Generator().manual_seed(1))
+    powers = [p ** (1 / (settings.get("temperature") or 1)) for p in PROBS]
+    total = sum(powers[one] for one in kept or range(4))
+    assert found == kept or (not kept and found == ()), found
+    assert math.isclose(logprob, math.log(powers[token] / total), rel_tol=1e-5)
+    assert not sample_token(LOGITS, Sampling(1, **settings), torch.Generator())[2], "only if they are requested"
 
 
 @pytest.fixture
