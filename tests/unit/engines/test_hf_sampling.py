@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.algorithms.sampling import sample_token
+from alphaapollo.algorithms.sampling import sample_among_kept, sample_token
 from alphaapollo.engines.hf import HFEngine
 from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
@@ -45,7 +45,7 @@ def test_top_k_and_top_p_truncate():
     ],
 )
 def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str, Any], prob: float):
-    token, logprob, _ = sample_token(LOGITS, Sampling(1, **settings), torch.Generator().manual_seed(1))
+    token, logprob = sample_token(LOGITS, Sampling(1, **settings), torch.Generator().manual_seed(1))
     assert token == 0 and math.isclose(logprob, math.log(prob), rel_tol=1e-6)
 
 
@@ -63,12 +63,12 @@ def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str
 )
 def test_kept_tokens_are_those_of_the_log_prob(settings: dict[str, Any], kept: list[int]):
     sampling = Sampling(1, returns_kept_tokens=True, **settings)
-    token, logprob, found = sample_token(LOGITS, sampling, torch.Generator().manual_seed(1))
+    token, logprob, found = sample_among_kept(LOGITS, sampling, torch.Generator().manual_seed(1))
     powers = [p ** (1 / (settings.get("temperature") or 1)) for p in PROBS]
     total = sum(powers[one] for one in kept or range(4))
     assert found == kept or (not kept and found == ()), found
     assert math.isclose(logprob, math.log(powers[token] / total), rel_tol=1e-5)
-    assert not sample_token(LOGITS, Sampling(1, **settings), torch.Generator())[2], "only if they are requested"
+    assert not sample_among_kept(LOGITS, Sampling(1, **settings), torch.Generator())[2], "only if they are requested"
 
 
 @pytest.fixture

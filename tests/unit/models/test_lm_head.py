@@ -188,9 +188,7 @@ def kept_logits(sets: list[list[int]]) -> KeptLogits:
 
 @pytest.mark.parametrize("limits", [LogitLimits(1, 1), *LIMITS])
 @pytest.mark.parametrize("kind", ["log-probs", "all", "softcap", "fused"])
-def test_kept_tokens_equal_the_enumerated_distribution(
-    limits: LogitLimits, kind: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_kept_tokens_equal_the_enumerated_distribution(limits: LogitLimits, kind: str, monkeypatch: pytest.MonkeyPatch):
     """Log-prob and entropy are those of the softmax over the kept tokens, the divergence that of all tokens."""
     monkeypatch.setattr(head_module, "_compile", partial(torch.compile, backend="eager", dynamic=True))
     hidden, weight, bias, targets, other_states, other_weight = inputs()
