@@ -111,8 +111,8 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
 def sample_among_kept(
     logits: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[int, float, Sequence[int]]:
-    """Sample a token from float32 logits [V]. Returns the token, its log-prob (Engine.generate), and the sorted ids that
-    top-k, top-p and min-p keep, or no ids if they keep all or sampling.returns_kept_tokens is false."""
+    """Sample a token from float32 logits [V]. Returns the token, its log-prob (Engine.generate), and the sorted ids
+    that top-k, top-p and min-p keep, or no ids if they keep all or sampling.returns_kept_tokens is false."""
     if sampling.temperature == 0:
         token = int(logits.argmax())
         return token, float(logits.log_softmax(dim=-1)[token]), ()

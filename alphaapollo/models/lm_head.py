@@ -7,8 +7,8 @@ Gradients are in closed form (z: logits after temperature, p = softmax(z), H: en
 
     d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/kl.py
 
-If the sampler kept only some tokens (KeptLogits), log-prob and entropy are those of the softmax over these tokens: their
-p_v is 0 for all others, and the gradients above hold. Divergences compare complete distributions.
+If the sampler kept only some tokens (KeptLogits), log-prob and entropy are those of the softmax over these tokens. p_v
+is 0 for all others, and the gradients above hold. Divergences compare complete distributions.
 
 On a GPU, torch.compile fuses all operations of a chunk between two matrix products into two kernels.
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 from alphaapollo.algorithms.kl import Divergence, distribution_overlap, forward_kl, kl, spread_tail
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
+from alphaapollo.models.kept_logits import KeptLogits
 
 
 class LogitLimits(NamedTuple):
@@ -69,25 +70,6 @@ class LmHeadInput:
 
     states: Tensor  # [n, H]
     head: LmHead
-
-
-@dataclass(frozen=True)
-class KeptLogits:
-    """Tokens that the sampler kept at n positions, in host memory: one chunk at a time is copied to the device."""
-
-    offsets: Tensor  # int64 [n + 1]: the ids of position i are ids[offsets[i]:offsets[i + 1]]; no ids: all tokens
-    ids: Tensor  # int32 [offsets[n]]
-
-    def find_excluded(self, chunk: slice, raw: Tensor, head: LmHead) -> Tensor:
-        """Return a mask of the logits `raw` [c, V] that are left out. bool [c, V]"""
-        offsets = self.offsets[chunk.start : chunk.stop + 1]
-        counts, first, last = offsets.diff(), int(offsets[0]), int(offsets[-1])
-        positions = torch.arange(len(counts)).repeat_interleave(counts, output_size=last - first)
-        is_restricted = (counts > 0).to(raw.device, non_blocking=True)
-        excluded = is_restricted[:, None].repeat(1, head.weight.shape[0])  # also for ids that are padding
-        ids = self.ids[first:last].long().to(raw.device, non_blocking=True)
-        excluded[positions.to(raw.device, non_blocking=True), ids] = False
-        return excluded[:, : raw.shape[1]]
 
 
 @dataclass(frozen=True)
@@ -176,7 +158,7 @@ class _ChunkedHead:
         """Return the transform of the logits `raw` of a chunk that leaves only the tokens that the sampler kept."""
         if self.kept is None:
             return self.transform
-        return self.transform._replace(left_out=self.kept.find_excluded(chunk, raw, self.head))
+        return self.transform._replace(left_out=self.kept.find_left_out(chunk, raw, self.head.weight.shape[0]))
 
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _compile(function) if self.fused else function

@@ -22,7 +22,7 @@ from torch import Tensor
 from alphaapollo.batching.batch import INTEGERS, TARGETS, Columns, Rows, compute_offsets
 from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.models.image_batch import ImageBatch, compute_mrope_positions, make_image_batch
-from alphaapollo.models.lm_head import KeptLogits
+from alphaapollo.models.kept_logits import KeptLogits
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection
 from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT

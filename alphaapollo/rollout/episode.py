@@ -352,9 +352,10 @@ async def run_group(
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*trajectories] if request.validate else []
         untrained += [baseline] if baseline else []
-        rows = [row for trajectory in trajectories for row in trajectory.rows if sampling.returns_kept_tokens]
+        needs_kept = sampling.returns_kept_tokens and sampling.temperature > 0
+        rows = [row for trajectory in trajectories for row in trajectory.rows if needs_kept]
         if not all(KEPT_TOKENS in row.columns for row in rows):
-            raise EngineError("the engine did not return the tokens that its sampler kept. Set sampling_mask=False.")
+            raise EngineError("the engine returned no kept tokens. Set rollout.sampling_mask=False, and report this.")
         for trajectory in untrained:
             for row in trajectory.rows:
                 row.columns = {}  # only training uses them

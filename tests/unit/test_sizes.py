@@ -9,22 +9,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 42850  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43169  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 900,
     "algorithms": 2150,
     "batching": 650,
     "cli": 400,
-    "config": 3600,
+    "config": 3609,
     "controller": 2050,
     "data": 3100,
-    "engines": 3350,
+    "engines": 3433,
     "environments": 1100,
     "evolving": 50,
     "finetuning": 750,
     "launch": 1100,
-    "models": 3750,
+    "models": 3755,
     "observability": 1550,
     "own_loop": 1300,
     "planning": 1700,
@@ -55,7 +55,7 @@ BUDGETS = {
     "session": 950,
     "tools": 1550,
     "trainer": 3500,
-    "utils": 1150,
+    "utils": 1216,
     "workers": 2150,
 }
 

@@ -31,7 +31,6 @@ from alphaapollo.engines.vllm.settings import (
     build_engine_arguments,
     build_http_answer,
     build_vllm_environment,
-    check_routed_experts,
     get_sockets_folder,
     make_lora_request,
     make_sampling_params,
@@ -117,8 +116,6 @@ class VllmEngine(Engine):
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._call_workers("alphaapollo_unlink_shared_memory")
-        if self.spec.rollout.returns_kept_tokens:
-            await self._call_workers("alphaapollo_return_kept_tokens")
         if self.spec.tokenizer_path or self._image_prompts is not None:
             excluded = await asyncio.to_thread(self.spec.find_excluded_ids)
             await self._call_workers("alphaapollo_exclude_from_sampling", excluded)
@@ -305,11 +302,9 @@ class VllmEngine(Engine):
             lengths: Counter[int] = Counter()  # tokens of each answer; a delta has only the new tokens
             async for output in answers:
                 for answer in output.outputs:
-                    if answer.sampling_mask is not None:
-                        self.spec.check_kept_tokens(answer.sampling_mask.token_ids, answer.token_ids)
                     lengths[answer.index] = len(answer.token_ids) + (lengths[answer.index] if is_delta else 0)
-                    if answer.finish_reason and not is_probe:
-                        check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)
+                    needed = len(token_ids) + lengths[answer.index] - 1
+                    settings.check_columns(self.spec, answer, None if is_probe else needed)
                 yield output
         except EngineDeadError as error:
             if core_death is not None:  # the log is complete when the process has ended

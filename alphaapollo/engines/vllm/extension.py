@@ -16,7 +16,6 @@ from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import clear_deepstack_features
 from alphaapollo.engines.vllm.patches import UNPACKED_DIGEST, patch_vllm
-from alphaapollo.engines.vllm.sampling_mask import return_kept_tokens
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY, VllmObject, make_lora_request
 from alphaapollo.engines.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 from alphaapollo.types import Adapter
@@ -50,11 +49,6 @@ class WorkerExtension:
     def alphaapollo_exclude_from_sampling(self, token_ids: Sequence[int]) -> None:
         """Keep the model from sampling `token_ids`. Call once, after the model is loaded."""
         exclude_from_logits(self.model_runner.get_model(), token_ids, self.model_runner.device)
-
-    def alphaapollo_return_kept_tokens(self) -> None:
-        """Return the sampling mask of each token, if vLLM's model runner does not do so itself. Call once."""
-        if hasattr(self.model_runner.sampler, "topk_topp_sampler"):  # the V1 runner
-            return_kept_tokens(self.model_runner)
 
     def alphaapollo_clear_deepstack_features(self) -> None:
         """Clear buffers of image features. Call after the memory of the weights is allocated again."""

@@ -6,7 +6,7 @@ pad_single_row               CPU: results of a sequence do not depend on the bat
 skip_base_rows               CPU: in mixed batches, requests without an adapter do not get the adapter of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
-omit_complete_sets           see sampling_mask.py
+return_kept_tokens, omit_complete_sets: sampling_mask.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.engines.vllm.sampling_mask import KEPT, omit_complete_sets
+from alphaapollo.engines.vllm.sampling_mask import KEPT, omit_complete_sets, return_kept_tokens
 from alphaapollo.engines.vllm.settings import VllmObject, is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
@@ -37,6 +37,7 @@ def patch_vllm() -> None:
         from vllm.lora.ops.torch_ops import lora_ops
         from vllm.lora.punica_wrapper import punica_cpu
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
         use_fused_kernels()
         # Adapters do not change the output head. vLLM's kernel for such adapters fails if a batch has prompt log-probs.
@@ -46,6 +47,7 @@ def patch_vllm() -> None:
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
         utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)
         TopKTopPSampler.forward_cpu = return_untruncated_logprobs(TopKTopPSampler.forward_cpu)
+        GPUModelRunner.sample_tokens = return_kept_tokens(GPUModelRunner.sample_tokens)
         if is_triton_interpreted():
             from vllm.v1.worker.gpu.sample import sampler
 

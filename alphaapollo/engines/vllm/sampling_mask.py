@@ -1,7 +1,7 @@
 """Sampling masks of vLLM: the tokens that its sampler kept with top-p, top-k and min-p.
 
-On GPUs, vLLM's V2 model runner returns them itself (`return_sampling_mask`). On CPUs, the V1 model runner gets them here
-from the log-probs of its sampler, and a scheduler passes them on.
+On GPUs, vLLM's V2 model runner returns them itself (`return_sampling_mask`). On CPUs, the V1 model runner gets them
+here from the log-probs of its sampler, and a scheduler passes them on.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
-from alphaapollo.engines.vllm.settings import VllmObject
+from alphaapollo.engines.vllm.settings import MASK_SCHEDULER
 
 KEPT = "alphaapollo_kept"  # attribute of the V1 sampler: bool [B, V], the tokens kept in the last step
 
 
-def return_kept_tokens(runner: VllmObject) -> None:
-    """Make a loaded V1 model runner return log-probs among the kept tokens, and sampling masks."""
-    from vllm.v1.outputs import SamplingMaskLists
+def return_kept_tokens(sample_tokens: Callable[..., Any]) -> Callable[..., object]:
+    """Wrap the method of the V1 model runner that samples: with the scheduler for masks, it returns log-probs among the
+    kept tokens, and the masks."""
 
-    sampler, sample_tokens = runner.sampler.topk_topp_sampler, runner.sample_tokens
-    setattr(sampler, KEPT, None)
+    @functools.wraps(sample_tokens)
+    def sample_and_return_masks(self: Any, *arguments: object) -> object:
+        if self.vllm_config.scheduler_config.scheduler_cls != MASK_SCHEDULER:
+            return sample_tokens(self, *arguments)
+        from vllm.v1.outputs import SamplingMaskLists
 
-    def sample_and_return_masks(*arguments: object) -> VllmObject:
+        sampler = self.sampler.topk_topp_sampler
         setattr(sampler, KEPT, None)
-        output = sample_tokens(*arguments)
+        output = sample_tokens(self, *arguments)
         if (kept := getattr(sampler, KEPT)) is not None:  # None: all requests are greedy
             kept[kept.all(dim=1)] = False
             offsets = np.concatenate([[0], kept.sum(dim=1).cumsum(dim=0).numpy()])
             output.sampling_masks = SamplingMaskLists(kept.nonzero()[:, 1].int().numpy(), offsets)
         return output
 
-    runner.sample_tokens = sample_and_return_masks
+    return sample_and_return_masks
 
 
 def omit_complete_sets(to_lists: Callable[..., Any]) -> Callable[..., object]:

@@ -315,10 +315,13 @@ def _read_logprobs(logprobs: SampleLogprobs, token_ids: Sequence[int]) -> list[f
     return [choices[token].logprob for choices, token in zip(logprobs, token_ids, strict=True)]
 
 
-def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int) -> None:
-    """Raise EngineError if a complete answer lacks the routed experts of `needed` tokens (router replay)."""
+def check_columns(spec: EngineSpec, answer: CompletionOutput, needed: int | None) -> None:
+    """Raise EngineError if the kept tokens of an answer lack a sampled token, or if a complete answer lacks the routed
+    experts of `needed` tokens (router replay). needed: None for a probe."""
+    if answer.sampling_mask is not None:
+        spec.check_kept_tokens(answer.sampling_mask.token_ids, answer.token_ids)
     count = 0 if answer.routed_experts is None else len(answer.routed_experts)
-    if spec.rollout.router_replay and count != needed:
+    if answer.finish_reason and spec.rollout.router_replay and needed is not None and count != needed:
         raise EngineError(f"{spec.name} returned routed experts for {count} of {needed} tokens.")
 
 

@@ -9,9 +9,11 @@ import torch
 
 from alphaapollo.algorithms.sampling import sample_among_kept, sample_token
 from alphaapollo.engines.hf import HFEngine
+from alphaapollo.engines.types import EngineError
 from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Completion, Sampling
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS
 from tests.unit.engines.specs import make_spec
 from tests.unit.tiny import build_model, save_model
 
@@ -133,3 +135,17 @@ def test_paused_answer_continues_with_new_weights(engine: HFEngine, tmp_path: Pa
     expected = [*before[2:], *after[2 + sampled :]]
     assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01
+
+
+def test_kept_tokens_are_a_column_of_the_completion(engine: HFEngine):
+    async def sample() -> Completion:
+        await engine.start()
+        return await engine.generate([5, 6, 7], Sampling(4, top_k=3, returns_kept_tokens=True), "one")
+
+    completion = asyncio.run(sample())
+    kept = completion.columns[KEPT_TOKENS]
+    assert kept.sizes.tolist() == [0, 0, 3, 3, 3, 3]
+    assert not len(kept[2:].find_outside(completion.token_ids))
+    for sets, message in (([[1, 2]], "1 of 2"), ([[1, 2], [3]], r"rollout.name=hf.* token 8 at position 1.* 1 tokens")):
+        with pytest.raises(EngineError, match=message):
+            engine.spec.check_kept_tokens(sets, [2, 8])

@@ -9,9 +9,9 @@ import torch
 
 from alphaapollo.algorithms.kl import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
+from alphaapollo.models.kept_logits import KeptLogits
 from alphaapollo.models.lm_head import (
     DivergenceTarget,
-    KeptLogits,
     LmHead,
     LmHeadInput,
     LogitLimits,
@@ -191,7 +191,7 @@ def kept_logits(sets: list[list[int]]) -> KeptLogits:
 def test_kept_tokens_equal_the_enumerated_distribution(limits: LogitLimits, kind: str, monkeypatch: pytest.MonkeyPatch):
     """Log-prob and entropy are those of the softmax over the kept tokens, the divergence that of all tokens."""
     monkeypatch.setattr(head_module, "_compile", partial(torch.compile, backend="eager", dynamic=True))
-    hidden, weight, bias, targets, other_states, other_weight = inputs()
+    hidden, weight, _, targets, other_states, other_weight = inputs()
     cap, leaves = 2.0 if kind == "softcap" else None, (hidden, weight)
     head, sets = LmHead(weight, softcap=cap, num_tokens=10), sets_with(targets := targets % 10)
     other = DivergenceTarget(LmHeadInput(other_states, LmHead(other_weight[:10])), REVERSE)
