@@ -9,14 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43169  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43171  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 900,
     "algorithms": 2150,
     "batching": 650,
     "cli": 400,
-    "config": 3609,
+    "config": 3611,
     "controller": 2050,
     "data": 3100,
     "engines": 3433,
