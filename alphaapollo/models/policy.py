@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from alphaapollo.models.decoder import (
     make_image_arguments,
     replace_placeholder_ids,
 )
+from alphaapollo.models.kept_logits import KeptLogits
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from alphaapollo.models.load import init_scalar_head, load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
@@ -94,7 +96,7 @@ class PolicyModel(FsdpRoot):
         states = self._compute_predicting_states(micro)
         head: Any = self.model.get_output_embeddings()
         stats: TokenStats = head.compute(
-            states, micro.targets, temperature, needs_entropy, divergence_target, micro.kept
+            states, micro.targets, temperature, needs_entropy, divergence_target, kept=micro.kept
         )
         if micro.sequence is None:
             return stats
@@ -131,10 +133,9 @@ class PolicyModel(FsdpRoot):
         excluded = self.excluded if len(self.excluded) else None
         return LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
 
-    def _compute_token_stats(self, states: Tensor, *arguments: Any) -> TokenStats:
-        *others, kept = arguments
-        head = LmHeadInput(states, self._make_head())
-        return compute_token_stats(head, *others, fused=states.is_cuda, kept=kept)
+    def _compute_token_stats(self, states: Tensor, *arguments: Any, kept: KeptLogits | None = None) -> TokenStats:
+        compute = partial(compute_token_stats, LmHeadInput(states, self._make_head()), fused=states.is_cuda, kept=kept)
+        return compute(*arguments)
 
     def _compute_predicting_states(self, micro: MicroBatch) -> Tensor:
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.token_columns)

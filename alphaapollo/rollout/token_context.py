@@ -69,10 +69,8 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, images, columns, num_earlier_tokens)
 
 
-def _join_values(parts: Sequence[Any]) -> np.ndarray | bytes:
-    if isinstance(parts[0], KeptTokens):
-        return KeptTokens.concatenate(parts).encode()
-    return np.concatenate(parts)
+def _join_values(parts: Sequence[Any]) -> Any:
+    return KeptTokens.concatenate(parts).encode() if isinstance(parts[0], KeptTokens) else np.concatenate(parts)
 
 
 class AppendContext:

@@ -190,8 +190,8 @@ class RecordedUpdate:
         if self.teacher is not None and self.config.teacher.divergence != "sampled":
             with torch.no_grad():
                 taught = [self.of_teacher(row)[:, : rows[0].shape[1]] for row in sample.rows]
-            pairs = zip(rows, taught, strict=True)
-            divergence = torch.cat([losses.divergence(p, q, self.config.teacher) for p, q in pairs])
+            both = zip(rows, taught, strict=True)
+            divergence = torch.cat([losses.divergence(p, q, self.config.teacher) for p, q in both])
         selected = column["selected_tokens"].bool() if "selected_tokens" in column else None
         engine = torch.from_numpy(self.engine[sample.tokens])
         return losses.Terms(
