@@ -42,8 +42,7 @@ class ImageInput:
     token_ids: Sequence[int] = field(compare=False)  # tokens in a prompt: placeholders, and possibly others around them
     placeholder_id: int = field(compare=False)  # id of the placeholder token
     digest: str  # digest of the tensors
-    grid: tuple[int, int] | None = field(default=None, compare=False)
-    """(rows, columns) of the placeholders, for models with M-RoPE."""
+    grid: tuple[int, int] | None = field(default=None, compare=False)  # (rows, columns) of the placeholders, for M-RoPE
 
     @cached_property
     def num_placeholders(self) -> int:
@@ -108,6 +107,8 @@ class Sampling:
     includes_stop: bool = False  # whether the stop string is in the text of a completion, not only in its tokens
     adapter: Adapter | None = None  # adapter to sample with; None: the engine's newest weights
     cache_owner: str = ""  # requests of different owners share no cached prefixes
+    min_p: float = 0.0  # smallest probability that is kept, as a share of the largest one
+    returns_kept_tokens: bool = False  # return the tokens kept by top-p, top-k and min-p, and log-probs among them
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Completion:
-    """Tokens sampled by an engine, with log-probs after temperature and before top-p and top-k."""
+    """Tokens sampled by an engine, with log-probs as in Engine.generate."""
 
     token_ids: Sequence[int]  # [T]
     logprobs: Sequence[float]  # [T]
@@ -136,8 +137,7 @@ class Completion:
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
     earlier_version_token_counts: tuple[tuple[int, int], ...] = ()
     """(weight version, number of tokens) of earlier parts, if weights changed during sampling."""
-    columns: dict[str, np.ndarray] = field(default_factory=dict)
-    """Named arrays [prompt + T - 1, ...] over all tokens but the last, which become Row.columns."""
+    columns: dict[str, Any] = field(default_factory=dict)  # [prompt + T - 1, ...], all tokens but the last: Row.columns
 
     def __reduce__(self) -> tuple[object, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)

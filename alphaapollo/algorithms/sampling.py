@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ class PendingCompletion:
     sampled: list[int] = field(default_factory=list)  # tokens of the completion so far
     logprobs: list[float] = field(default_factory=list)  # log-probs of the sampled tokens
     decode: Callable[[list[int]], str] | None = None  # needed for stop strings
+    kept: list[Sequence[int]] = field(default_factory=list)  # tokens kept for each sampled token; empty: all
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.sampling.seed)
@@ -89,24 +91,36 @@ def decode_batch(
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()
         rows = zip(logits.cpu(), pending, strict=True)
-        samples = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
-        for draw, (token, logprob) in zip(pending, samples, strict=True):
+        samples = [sample_among_kept(row, draw.sampling, draw.generator) for row, draw in rows]
+        for draw, (token, logprob, kept) in zip(pending, samples, strict=True):
             if not draw.is_done:
                 draw.sampled.append(token)
                 draw.logprobs.append(logprob)
+                draw.kept.append(kept)
         if should_stop(all(draw.is_done for draw in pending)):
             return
-        tokens = torch.tensor([[token] for token, _ in samples], device=device)
+        tokens = torch.tensor([[token] for token, *_ in samples], device=device)
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
-    """Sample a token from float32 logits [V]. Returns the token and its log-prob before top-p and top-k filtering."""
+    """Sample a token from float32 logits [V]. Returns the token and its log-prob (Engine.generate)."""
+    token, logprob, _ = sample_among_kept(logits, sampling, generator)
+    return token, logprob
+
+
+def sample_among_kept(
+    logits: Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[int, float, Sequence[int]]:
+    """Sample a token from float32 logits [V]. Returns the token, its log-prob (Engine.generate), and the sorted ids
+    that top-k, top-p and min-p keep, or no ids if they keep all or sampling.returns_kept_tokens is false."""
     if sampling.temperature == 0:
         token = int(logits.argmax())
-        return token, float(logits.log_softmax(dim=-1)[token])
+        return token, float(logits.log_softmax(dim=-1)[token]), ()
     logprobs = (logits / sampling.temperature).log_softmax(dim=-1)
     ordered, order = logprobs.sort(descending=True)
     allowed = torch.ones_like(ordered, dtype=torch.bool)
+    if sampling.min_p > 0:
+        allowed = ordered >= ordered[0] + math.log(sampling.min_p)
     if sampling.top_k > 0:
         allowed[sampling.top_k :] = False
     if sampling.top_p < 1:
@@ -116,4 +130,7 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
     noise = torch.empty_like(ordered).exponential_(generator=generator)
     position = int((ordered.exp() / noise).masked_fill(~allowed, -1.0).argmax())
     token = int(order[position])
-    return token, float(logprobs[token])
+    if not sampling.returns_kept_tokens or bool(allowed.all()):
+        return token, float(logprobs[token]), ()
+    total = ordered[allowed].logsumexp(dim=-1)
+    return token, float(logprobs[token] - total), order[allowed].sort().values.tolist()

@@ -276,13 +276,13 @@ def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> object:
 
 @requirement(
     Rollout,
-    "top_p top_k",
+    "top_p top_k min_p sampling_mask",
     "they bias the gradients, because log-probs, ratios and KL use the full distribution",
-    "Use them for validation only (val_kwargs)",
+    "Set sampling_mask=auto, or use them for validation only (val_kwargs)",
     is_error=False,
 )
 def sampling_is_truncated(rollout: Rollout, context: CheckContext) -> object:
-    return isinstance(context.config, Config) and (rollout.top_p < 1 or rollout.top_k > 0)
+    return isinstance(context.config, Config) and rollout.is_truncated and not rollout.returns_kept_tokens
 
 
 @requirement(

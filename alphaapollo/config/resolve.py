@@ -85,7 +85,7 @@ def resolve_inference_rollout(
     engines = rollout.num_engines or (nnodes if device == "cpu" else None)
     rollout = resolve_rollout(rollout.model_copy(update={"nnodes": 0, "num_engines": engines}), model, device, num_gpus)
     threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
-    without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
+    without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False, "sampling_mask": False}
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_
 from alphaapollo.engines.weight_sync.shared_memory import read_safetensors
 from alphaapollo.engines.weight_sync.transport import WeightReceipt
 from alphaapollo.types import Completion, ImageInput, Sampling
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens, TooManyTokensError
 
 
 @dataclass
@@ -45,6 +46,7 @@ class HFEngine(Engine):
     """
 
     reads_images = False
+    returns_kept_tokens = True
 
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
@@ -103,10 +105,21 @@ class HFEngine(Engine):
                 continue
             for request in batch:
                 if request.is_done and not request.answer.cancelled():
-                    request.answer.set_result(request.to_completion(self.version, request.earlier_version_token_counts))
+                    self._finish(request)
                 request.record_weight_version(self.version)
             unfinished = [request for request in batch if not (request.is_done or request.answer.cancelled())]
             self._waiting = unfinished + self._waiting
+
+    def _finish(self, request: _WaitingRequest) -> None:
+        completion = request.to_completion(self.version, request.earlier_version_token_counts)
+        try:
+            if request.sampling.returns_kept_tokens:
+                self.spec.check_kept_tokens(request.kept, request.sampled)
+                kept = KeptTokens.of_completion(request.kept, len(request.prompt_ids))
+                completion = replace(completion, columns={KEPT_TOKENS: kept})
+            request.answer.set_result(completion)
+        except (EngineError, TooManyTokensError) as error:
+            request.answer.set_exception(error)
 
     async def hold_requests(self) -> None:
         self._is_held = True  # sampling stops after the current token

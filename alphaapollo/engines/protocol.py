@@ -54,6 +54,7 @@ class Engine:
     # Properties of the class, which commands and trainers read.
 
     reads_images: ClassVar[bool] = True  # whether its prompts may have images
+    returns_kept_tokens: ClassVar[bool] = False  # whether it implements Sampling.returns_kept_tokens
     reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
     without_mixed_windows: ClassVar[Collection[str]] = ()  # families with a window in some layers, which it gets wrong
     weight_sender: ClassVar[str] = ""  # TransferSender for weights on GPUs, as module:class; empty: files only
@@ -121,8 +122,10 @@ class Engine:
     ) -> Completion:
         """Sample one completion of 1 to `sampling.max_tokens` tokens. `images`: images in the prompt, in order.
 
-        The log-probs of the sampled tokens are computed from softmax(logits / temperature), before top-p and top-k. At
-        temperature 0 they are computed from softmax(logits)."""
+        The log-probs of the sampled tokens are computed from softmax(logits / temperature), before top-p, top-k and
+        min-p. At temperature 0 they are computed from softmax(logits). With `sampling.returns_kept_tokens`, they are
+        log-probs among the kept tokens, which are in the column KEPT_TOKENS; an engine may then return such
+        log-probs for other requests, too."""
         raise NotImplementedError
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:

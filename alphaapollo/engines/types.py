@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.types import Completion, Sampling
+from alphaapollo.utils.kept_tokens import KeptTokens
 
 if TYPE_CHECKING:
     from alphaapollo.engines.weight_sync.transport import TransportKind
@@ -84,6 +85,19 @@ class EngineSpec:
     def is_colocated(self) -> bool:
         """Whether the engine shares its GPU with the trainer and frees its memory between generation phases."""
         return self.device == "cuda" and self.rollout.colocate and self.rollout.free_cache_engine
+
+    def check_kept_tokens(self, kept: Sequence[Sequence[int]], token_ids: Sequence[int]) -> None:
+        """Raise EngineError unless there are kept tokens for each sampled token, and it is one of them. An empty set
+        stands for all tokens."""
+        if len(kept) != len(token_ids):
+            raise EngineError(f"{self.name} returned kept tokens for {len(kept)} of {len(token_ids)} sampled tokens.")
+        if len(outside := KeptTokens.of_sets(kept).find_outside(token_ids)):
+            first = outside[0]
+            raise EngineError(
+                f"{self.name} (rollout.name={self.rollout.name}) sampled the token {token_ids[first]} at position "
+                f"{first}, but it is not among the {len(kept[first])} tokens that its sampler kept. Set "
+                "rollout.sampling_mask=False, and report this."
+            )
 
     def check_request_length(self, prompt_tokens: int, max_response_tokens: int) -> None:
         """Raise ValueError if the prompt and the longest possible response together exceed max_model_len."""

@@ -72,6 +72,7 @@ class InferencePreparation(Preparation):
             self.config.trainer.seed,
             stop=rollout.stop_strings,
             includes_stop=rollout.include_stop_str_in_output,
+            min_p=rollout.min_p,
         )
 
 

@@ -73,7 +73,9 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str]) -> Plan:
         uses_shared_prompts=_decide_shared_prompts(config, notices),
         skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),
         sampling=Sampling(
-            config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
+            *(config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed),
+            min_p=rollout.min_p,
+            returns_kept_tokens=rollout.returns_kept_tokens,
         ),
     )
 

@@ -7,6 +7,9 @@ Gradients are in closed form (z: logits after temperature, p = softmax(z), H: en
 
     d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/kl.py
 
+If the sampler kept only some tokens (KeptLogits), log-prob and entropy are those of the softmax over these tokens. p_v
+is 0 for all others, and the gradients above hold. Divergences compare complete distributions.
+
 On a GPU, torch.compile fuses all operations of a chunk between two matrix products into two kernels.
 """
 
@@ -24,6 +27,7 @@ from torch import Tensor
 from alphaapollo.algorithms.kl import Divergence, distribution_overlap, forward_kl, kl, spread_tail
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
+from alphaapollo.models.kept_logits import KeptLogits
 
 
 class LogitLimits(NamedTuple):
@@ -106,17 +110,19 @@ def compute_token_stats(
     divergence_target: DivergenceTarget | None = None,
     limits: LogitLimits | None = None,
     fused: bool = False,
+    kept: KeptLogits | None = None,
 ) -> TokenStats:
     """Compute log-probs of n target tokens under softmax(logits / temperature), and optionally entropy and divergence.
     hidden: states of the tokens before the targets. limits: chosen for the device by default.
-    fused: compile the operations on logits, except a divergence."""
+    fused: compile the operations on logits, except a divergence. kept: tokens of the softmax of log-probs and entropy;
+    None: all."""
     states, head = hidden.states, hidden.head
     limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
     block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)  # tokens
     fused = fused and divergence_target is None
     needs_logits = fused or divergence_target or head.softcap or head.bias is not None
     saves_slopes = not needs_logits and torch.is_grad_enabled() and len(states) <= block
-    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused, saves_slopes)
+    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused, saves_slopes, kept)
     outputs = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
     logprobs, entropy, divergence, *statistics = outputs
     divergence = None if divergence_target is None else divergence
@@ -135,6 +141,7 @@ class _ChunkedHead:
     chunk_size: int
     fused: bool
     saves_slopes: bool  # replace the single block of logits by the gradients of the log-probs
+    kept: KeptLogits | None
 
     def iterate_blocks(self, num_tokens: int) -> Iterator[slice]:
         return split_range(0, num_tokens, self.block_size)
@@ -146,6 +153,12 @@ class _ChunkedHead:
     @property
     def transform(self) -> LogitTransform:
         return LogitTransform.of_head(self.head, self.temperature)
+
+    def restrict_to_kept(self, chunk: slice, raw: Tensor) -> LogitTransform:
+        """Return the transform of the logits `raw` of a chunk that leaves only the tokens that the sampler kept."""
+        if self.kept is None:
+            return self.transform
+        return self.transform._replace(left_out=self.kept.find_left_out(chunk, raw, self.head.weight.shape[0]))
 
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _compile(function) if self.fused else function
@@ -204,6 +217,7 @@ class LogitTransform(NamedTuple):
     factor: float
     cap: float | None
     excluded: Tensor | None = None
+    left_out: Tensor | None = None  # bool [c, V]: tokens that the sampler did not keep
 
     @classmethod
     def of_head(cls, head: LmHead, temperature: float) -> LogitTransform:
@@ -217,6 +231,10 @@ class LogitTransform(NamedTuple):
             logits = logits * self.factor
         logits = logits if self.cap is None else logits.tanh() * self.cap
         return logits if self.excluded is None else logits.index_fill(1, self.excluded, EXCLUDED_LOGIT)
+
+    def leave_out(self, logits: Tensor) -> Tensor:
+        """Return transformed logits without those of tokens that the sampler did not keep. [c, V] -> [c, V]"""
+        return logits if self.left_out is None else logits.masked_fill(self.left_out, EXCLUDED_LOGIT)
 
 
 @lru_cache
@@ -235,7 +253,7 @@ def compute_chunk_stats(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return normaliser, log-prob of the target, and entropy (0 if it is not needed) of raw logits [c, V]; [c] each.
     saves_slopes: replace `raw` by the gradient of the log-prob with respect to it; the transform must have no cap."""
-    logits = transform(raw)
+    logits = transform.leave_out(transform(raw))
     top = logits.amax(dim=-1)
     if torch.compiler.is_compiling():  # one kernel
         exponentials = (logits - top[:, None]).exp_()
@@ -265,7 +283,7 @@ def compute_logit_gradient(
     """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c], and from
     `grad_from_divergence`, the gradient of the transformed logits [c, V]."""
     logits = transform(raw)
-    logp = logits - normaliser[:, None]
+    logp = transform.leave_out(logits) - normaliser[:, None]
     slope = torch.zeros_like(normaliser[:, None])  # d loss / d z_v as a multiple of p_v
     if grad_logprobs is not None:
         slope = slope - grad_logprobs[:, None]
@@ -293,18 +311,23 @@ class _TokenStatsFunction(torch.autograd.Function):
         num_tokens, target = hidden.shape[0], chunks.divergence_target
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
+        total = normaliser if chunks.kept is None else torch.zeros_like(normaliser)  # normaliser over all tokens
         functions = (kl, forward_kl, distribution_overlap) if target and target.with_statistics else ()
         statistics = [torch.zeros_like(logprobs) for _ in functions]
         raw, compute_stats = None, chunks.fuse(compute_chunk_stats)
         for block in chunks.iterate_blocks(num_tokens):
             raw = compute_raw_logits(hidden[block], chunks.head)
             for chunk, raw_part in chunks.iterate_chunks(block, raw):
+                transform = chunks.restrict_to_kept(chunk, raw_part)
                 normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
-                    raw_part, targets[chunk], chunks.transform, chunks.needs_entropy, chunks.saves_slopes
+                    raw_part, targets[chunk], transform, chunks.needs_entropy, chunks.saves_slopes
                 )
                 if target is None:
                     continue
-                policy_logp = chunks.transform(raw_part) - normaliser[chunk, None]
+                logits = chunks.transform(raw_part)
+                if chunks.kept is not None:
+                    total[chunk] = logits.logsumexp(dim=-1)
+                policy_logp = logits - total[chunk, None]
                 for model_weights, frozen_logp in chunks.iterate_frozen_models(chunk, policy_logp):
                     divergence[chunk] += model_weights * target.divergence.value(policy_logp, frozen_logp)
                     for column, function in zip(statistics, functions, strict=True):
@@ -312,7 +335,7 @@ class _TokenStatsFunction(torch.autograd.Function):
         saved_logits = raw if num_tokens <= chunks.block_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
+        ctx.save_for_backward(hidden, weight, targets, normaliser, total, entropy, saved_logits)
         ctx.mark_non_differentiable(*statistics)
         return logprobs, entropy, divergence, *statistics
 
@@ -320,7 +343,7 @@ class _TokenStatsFunction(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_divergence: Tensor | None, *_: object
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        hidden, weight, targets, normaliser, entropy, saved_logits = ctx.saved_tensors
+        hidden, weight, targets, normaliser, total, entropy, saved_logits = ctx.saved_tensors
         chunks: _ChunkedHead = ctx.chunks
         grad_weight: Tensor | None = None
         if chunks.saves_slopes and grad_logprobs is not None and grad_entropy is None:
@@ -341,12 +364,12 @@ class _TokenStatsFunction(torch.autograd.Function):
                 part_grad = compute_gradient(
                     raw_part,
                     targets[chunk],
-                    chunks.transform,
+                    chunks.restrict_to_kept(chunk, raw_part),
                     normaliser[chunk],
                     entropy[chunk],
                     None if grad_logprobs is None else grad_logprobs[chunk],
                     None if grad_entropy is None else grad_entropy[chunk],
-                    chunks.compute_divergence_gradient(raw_part, chunk, normaliser, grad_divergence),
+                    chunks.compute_divergence_gradient(raw_part, chunk, total, grad_divergence),
                 )
                 if chunk == block:
                     grad = part_grad

@@ -22,9 +22,11 @@ from torch import Tensor
 from alphaapollo.batching.batch import INTEGERS, TARGETS, Columns, Rows, compute_offsets
 from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.models.image_batch import ImageBatch, compute_mrope_positions, make_image_batch
+from alphaapollo.models.kept_logits import KeptLogits
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection
 from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class MicroBatch:
     predicting_tokens: TokenSelection  # the n tokens whose hidden states predict the response tokens
     last_tokens: TokenSelection  # the last tokens of the b rows
     targets: Tensor  # int64 [m]: response tokens that this rank's hidden states predict
+    kept: KeptLogits | None  # of the same m tokens: the tokens from which they were sampled; None: all
     matrix_indices: Tensor  # int64 [n]: index of each response token in a flattened matrix [b, L], one response per row
     mask: Tensor  # float32 [n]: 1 on tokens that the policy sampled
     rollout_logprobs: Tensor  # float32 [n]: log-probs of the engine
@@ -121,6 +124,7 @@ class MicroBatchBuilder:
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
             targets=targets if predictors.selection_indices is None else targets[predictors.selection_indices],
+            kept=_find_kept_tokens(chosen, token_index - 1, predictors),
             matrix_indices=self.to_device(matrix_indices),
             mask=self.to_device(chosen.action_mask.astype(np.float32)),
             rollout_logprobs=self.to_device(chosen.rollout_logprobs.astype(np.float32)),
@@ -183,6 +187,23 @@ class MicroBatchBuilder:
                 column if len(row_indices) else np.zeros((1, *column.shape[1:]), column.dtype)
             )
         return Columns(**copied)
+
+
+def _find_kept_tokens(rows: Rows, predictors: np.ndarray, local: TokenSelection) -> KeptLogits | None:
+    """Return the tokens that the sampler kept at this rank's `local` part of the positions `predictors`, which are
+    indices in the concatenated rows."""
+    codes = rows.columns.get(KEPT_TOKENS)
+    if codes is None:
+        return None
+    pairs = zip(codes, rows.lengths, strict=True)
+    kept = KeptTokens.concatenate(
+        [KeptTokens.decode(code) if code else KeptTokens.of_sets([()] * int(length)) for code, length in pairs]
+    )
+    if local.selection_indices is not None:
+        predictors = predictors[local.selection_indices.cpu().numpy()]
+    starts, sizes = (np.cumsum(kept.sizes) - kept.sizes)[predictors], kept.sizes[predictors]
+    ids = kept.ids[np.repeat(starts, sizes) + _concatenate_ranges(sizes)]
+    return KeptLogits(torch.from_numpy(compute_offsets(sizes)), torch.from_numpy(ids))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from alphaapollo.models.decoder import (
     make_image_arguments,
     replace_placeholder_ids,
 )
+from alphaapollo.models.kept_logits import KeptLogits
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from alphaapollo.models.load import init_scalar_head, load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
@@ -94,7 +95,9 @@ class PolicyModel(FsdpRoot):
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
         states = self._compute_predicting_states(micro)
         head: Any = self.model.get_output_embeddings()
-        stats: TokenStats = head.compute(states, micro.targets, temperature, needs_entropy, divergence_target)
+        stats: TokenStats = head.compute(
+            states, micro.targets, temperature, needs_entropy, divergence_target, kept=micro.kept
+        )
         if micro.sequence is None:
             return stats
         computed = {name: column for name, column in stats._asdict().items() if column is not None}
@@ -130,8 +133,8 @@ class PolicyModel(FsdpRoot):
         excluded = self.excluded if len(self.excluded) else None
         return LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
 
-    def _compute_token_stats(self, states: Tensor, *arguments: Any) -> TokenStats:
-        compute = partial(compute_token_stats, LmHeadInput(states, self._make_head()), fused=states.is_cuda)
+    def _compute_token_stats(self, states: Tensor, *arguments: Any, kept: KeptLogits | None = None) -> TokenStats:
+        compute = partial(compute_token_stats, LmHeadInput(states, self._make_head()), fused=states.is_cuda, kept=kept)
         return compute(*arguments)
 
     def _compute_predicting_states(self, micro: MicroBatch) -> Tensor:

@@ -17,8 +17,10 @@ from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.launch.plan import Plan
 from alphaapollo.models.load import load_config
 from alphaapollo.types import LONGER_PROMPT, Row
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS
 
 TUPLE_COLUMNS = (LONGER_PROMPT, TEACHER_SHARES)  # columns with a tuple per row
+PER_ROW_COLUMNS = (*TUPLE_COLUMNS, KEPT_TOKENS)
 
 
 def make_row(
@@ -73,7 +75,7 @@ class RowReader:
             if len(column) != len(rows):
                 raise ValueError(f"{name} has {len(column)} entries for {len(rows)} rows. Pass one for each row.")
         all_names = dict.fromkeys([*(name for row in rows for name in row.columns), *columns])
-        names = [name for name in all_names if name not in TUPLE_COLUMNS]
+        names = [name for name in all_names if name not in PER_ROW_COLUMNS]
         new_columns = [{name: column[number] for name, column in columns.items()} for number in range(len(rows))]
         return [self._read_row(f"row {number}", row, new_columns[number], names) for number, row in enumerate(rows)]
 
@@ -84,6 +86,8 @@ class RowReader:
             raise ValueError(f"{label} has {len(ids)} tokens, but the model reads at most {self.max_length}. Cut it.")
         values = {TARGETS: ids, WEIGHTS: trained, **row.columns, **columns}
         checked_columns |= {name: tuple(values[name]) for name in TUPLE_COLUMNS if name in values}
+        if KEPT_TOKENS in values and np.array_equal(values[TARGETS], ids):  # other targets were not sampled
+            checked_columns[KEPT_TOKENS] = values[KEPT_TOKENS]
         for name in names:
             value = np.asarray(values.get(name))
             if value.dtype == object or (value.ndim and len(value) != len(ids)):

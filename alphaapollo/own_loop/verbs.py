@@ -118,7 +118,7 @@ class Verbs:
         name; None: env.env_name. Other arguments and result as for `sample`."""
         async with self._turns.use_engines():
             served = await self.adapters.find(adapter, self._workers.engines)
-        data, rollout, renderer = self._config.data, self._plan.rollout, self._renderer
+        data, renderer = self._config.data, self._renderer
         tasks = [item if isinstance(item, Prompt) else Prompt(number, "", item) for number, item in enumerate(prompts)]
         lengths = [length for task in tasks for length in renderer.count_prompt_tokens([task])]
         names, limit = [f"prompt {number}" for number in range(len(tasks))], data.max_prompt_length
@@ -127,10 +127,10 @@ class Verbs:
         pickled = pickle_by_value("environment", factory, [factory]) if factory else b""
         self.progress.prompts_consumed += 1 if seed is None else 0
         position = self.progress.prompts_consumed if seed is None else -1 - seed  # determines the samples
-        temperature = rollout.temperature if temperature is None else temperature
-        shared = max_tokens or data.max_response_length, temperature, rollout.top_p, rollout.top_k
+        shared = replace(self._plan.sampling, max_tokens=max_tokens or data.max_response_length)
+        shared = shared if temperature is None else replace(shared, temperature=temperature)
         seeds = derive_seeds(self._config.trainer.seed, [task.id for task in tasks])
-        samplings = [Sampling(*shared, seed=task_seed, adapter=served) for task_seed in seeds]
+        samplings = [replace(shared, seed=task_seed, adapter=served) for task_seed in seeds]
         requests = [GroupRequest(task, n, samplings[i], position, environment=pickled) for i, task in enumerate(tasks)]
         async with self._turns.sample():
             with self.timer(GENERATE):

@@ -168,6 +168,16 @@ def engine_reads_no_images(use: ModelUse, context: CheckContext) -> object:
 
 
 @model_requirement(
+    "{use.engine_section}.name={use.engine.name} with {use.engine_section}.top_p, top_k or min_p",
+    "this engine does not return the tokens that its sampler kept, which the trainer's log-probs need",
+    "Use vllm or hf, or set {use.engine_section}.sampling_mask=False, which biases the gradients",
+)
+def engine_returns_no_kept_tokens(use: ModelUse, context: CheckContext) -> object:
+    engine = use.engine if use.fsdp else None  # only a trained model needs them
+    return engine and engine.returns_kept_tokens and not load_engine_class(engine.name).returns_kept_tokens
+
+
+@model_requirement(
     "{use.engine_section}.name={use.engine.name}",
     "{use} has an output head and no embedding in its files, which this engine does not load",
     "Save the model again with transformers, or set {use.engine_section}.name=hf",

@@ -22,6 +22,7 @@ from threading import Thread
 from typing import Any
 
 from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineError
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
 from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
@@ -50,6 +51,7 @@ from alphaapollo.types import (
     Turn,
 )
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS
 from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.utils.text import cut_at_stop
 from alphaapollo.utils.thoughts import Marks
@@ -338,7 +340,9 @@ async def run_group(
     completions = CompletionGroup(len(tasks))
     episodes = [asyncio.ensure_future(completions.run(run_episode, task)) for task in tasks]
     if request.greedy_baseline:
-        tasks.append(make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
+        tasks.append(
+            make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0))
+        )
         episodes.append(asyncio.ensure_future(run_episode(tasks[-1])))
     try:
         trajectories = await asyncio.gather(*episodes)
@@ -348,6 +352,10 @@ async def run_group(
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*trajectories] if request.validate else []
         untrained += [baseline] if baseline else []
+        needs_kept = sampling.returns_kept_tokens and sampling.temperature > 0
+        rows = [row for trajectory in trajectories for row in trajectory.rows if needs_kept]
+        if not all(KEPT_TOKENS in row.columns for row in rows):
+            raise EngineError("the engine returned no kept tokens. Set rollout.sampling_mask=False, and report this.")
         for trajectory in untrained:
             for row in trajectory.rows:
                 row.columns = {}  # only training uses them

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.rollout.environment_replies import check_messages
 from alphaapollo.types import EncodedImage, ImageInput, Message, Row, Turn
+from alphaapollo.utils.kept_tokens import KeptTokens
 
 RenderObservation = Callable[[list[Message], int | None], list[int]]
 PrepareImages = Callable[[list[Message] | str], tuple[ImageInput, ...]]
@@ -47,7 +49,7 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     action_mask: list[int] = []
     logprobs: list[float] = []
     ends: list[int] = []
-    parts: dict[str, list[np.ndarray]] = defaultdict(list)  # Completion.columns of each turn's new tokens
+    parts: dict[str, list[Any]] = defaultdict(list)  # Completion.columns of each turn's new tokens
     for turn in turns:
         context, action = turn.context_ids, turn.completion
         token_ids += [*context, *action.token_ids]
@@ -61,10 +63,14 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     versions = [(version, sum(count for _, count in group)) for version, group in groups]
     # The engine returns no values for the last token. Those of the token before are repeated; training ignores them.
     columns = {
-        name: np.concatenate([*values, values[-1][-1:]]) for name, values in parts.items() if len(values) == len(turns)
+        name: _join_values([*values, values[-1][-1:]]) for name, values in parts.items() if len(values) == len(turns)
     }
     images = tuple(image for turn in turns for image in turn.context_images)
     return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, images, columns, num_earlier_tokens)
+
+
+def _join_values(parts: Sequence[Any]) -> Any:
+    return KeptTokens.concatenate(parts).encode() if isinstance(parts[0], KeptTokens) else np.concatenate(parts)
 
 
 class AppendContext:

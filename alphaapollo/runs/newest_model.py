@@ -103,7 +103,7 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
     has_run = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()
     saved = read_saved_config(run_model.run_folder) if has_run else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
-    single_engine = {"num_engines": 1, "router_replay": False, "lora": "merged"}
+    single_engine = {"num_engines": 1, "router_replay": False, "sampling_mask": "auto", "lora": "merged"}
     sampling = role.get("rollout", {}) if has_run else read_sampling_settings(str(run_model.model_folder))
     rollout = {name: value for name, value in sampling.items() if name != "gpu_memory_utilization"}
     merged = {"path": str(run_model.model_folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged

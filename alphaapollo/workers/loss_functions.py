@@ -19,11 +19,12 @@ from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.types import LONGER_PROMPT
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS
 
 LossFunction = Callable[[Tensor, dict[str, Tensor]], Tensor]
 """(log-probs [b, L], columns [b, L] or [b]) -> loss of each token [b, L], or of each row [b]. Column 0 is for
 the first token that the row is trained on."""
-INTERNAL_COLUMNS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS)  # not passed to loss functions
+INTERNAL_COLUMNS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS, KEPT_TOKENS)  # not passed to loss functions
 
 
 def cross_entropy(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:

@@ -251,7 +251,7 @@ def critic(run: Recorder) -> None:
 @scenario
 def sft(run: Recorder) -> None:
     path = run.models / "qwen3"
-    with fake_rank(8), mock.patch.object(sampling, "sample_token", lambda *_: (1, -1.0)):
+    with fake_rank(8), mock.patch.object(sampling, "sample_among_kept", lambda *_: (1, -1.0, ())):
         worker = SftWorker(SftConfig(model={"path": str(path)}), resolve(path), place(8), 10)
         batch = make_batch(worker, make_rows([20] * 16), 8).rank_batches[0]
         with run.record("step"):

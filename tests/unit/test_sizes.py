@@ -9,22 +9,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43300  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43650  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
     "algorithms": 2200,
     "batching": 650,
     "cli": 400,
-    "config": 3600,
+    "config": 3650,
     "controller": 2100,
     "data": 3100,
-    "engines": 3400,
+    "engines": 3500,
     "environments": 1100,
     "evolving": 50,
     "finetuning": 750,
     "launch": 1100,
-    "models": 3900,
+    "models": 4000,
     "observability": 1550,
     "own_loop": 1300,
     "planning": 1700,
@@ -56,7 +56,7 @@ BUDGETS = {
     "session": 950,
     "tools": 1550,
     "trainer": 3500,
-    "utils": 1150,
+    "utils": 1250,
     "workers": 2150,
 }
 

@@ -24,10 +24,13 @@ from alphaapollo.config.schema.model import Lora, LoraForm, Model, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, ServerReward
 from alphaapollo.config.schema.trainer import RunFolder, RunSettings
 
-_TRAINING_ONLY = ("colocate", "nnodes", "n_gpus_per_node", "free_cache_engine", "lora", "router_replay", "val_kwargs")
+_TRAINING_ONLY = (
+    *("colocate", "nnodes", "n_gpus_per_node", "free_cache_engine", "lora"),
+    *("router_replay", "sampling_mask", "val_kwargs"),
+)
 UNREAD_ROLLOUT_KEYS = dict.fromkeys([f"rollout.{name}" for name in _TRAINING_ONLY], "it affects only training")
 UNREAD_MODEL_KEYS = ("attention", "enable_gradient_checkpointing", "router_aux_loss_coef", *Lora.model_fields)
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "stop", "include_stop_str_in_output")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "stop", "include_stop_str_in_output")
 JUDGE_CONNECTION = ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
 ENGINE_KEYS = ("name", "dtype", "engine_kwargs.vllm", "engine_kwargs.sglang", "plugins")
 ENGINE_IDENTITY = [*(f"rollout.{name}" for name in ENGINE_KEYS), "trainer.seed"]

@@ -217,6 +217,12 @@ class Rollout(Section):
     """Nucleus sampling."""
     top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
+    min_p: Ratio = 0.0
+    """Sample only tokens with at least this share of the largest probability (arXiv 2407.01082); 0 = all tokens."""
+    sampling_mask: Annotated[bool | Literal["auto"], ActiveWhen("is_truncated", shown_key="top_p")] = "auto"
+    """With top_p, top_k or min_p, the engine returns the tokens that its sampler kept, and the trainer's log-probs and
+    entropy are those of the truncated distribution; auto = true; false = of the full distribution, which biases the
+    gradients (docs/algorithms/loss_parts.md#truncated-sampling)."""
     stop: Annotated[str | list[NonEmptyText], ActiveUnless("name", "fake")] = []
     """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"].
     Training includes the tokens of the string."""
@@ -291,6 +297,16 @@ class Rollout(Section):
     def has_engine_process(self) -> bool:
         """Whether the engine has processes of its own, with a KV cache."""
         return self.name in EngineKwargs.model_fields
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the sampler leaves out tokens."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def returns_kept_tokens(self) -> bool:
+        """Whether engines return the tokens that the sampler kept."""
+        return self.is_truncated and self.sampling_mask is not False
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

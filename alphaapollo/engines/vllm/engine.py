@@ -31,7 +31,6 @@ from alphaapollo.engines.vllm.settings import (
     build_engine_arguments,
     build_http_answer,
     build_vllm_environment,
-    check_routed_experts,
     get_sockets_folder,
     make_lora_request,
     make_sampling_params,
@@ -60,7 +59,7 @@ LOG_SECONDS = 10.0  # time in which a failed core may write its log and exit
 class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
-    keeps_adapters = reads_quantized = True
+    keeps_adapters = reads_quantized = returns_kept_tokens = True
     without_mixed_windows = settings.WITHOUT_MIXED_WINDOWS
     weight_sender = "alphaapollo.engines.weight_sync.vllm_transfer:VllmTransferSender"
     argument_files, reserved_arguments = settings.ARGUMENT_FILES, settings.RESERVED_ARGUMENTS
@@ -143,6 +142,7 @@ class VllmEngine(Engine):
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
             is_killed = bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))  # e.g. {'EngineCore': -9}
             raise make_start_error(self.spec, f"vLLM's error: {error}", is_killed) from error
+        config.model_config.return_sampling_mask = False  # here, it would refuse requests without top_k
         if is_vision_model:
             from alphaapollo.engines.vllm.images import ImagePromptBuilder  # imports torch
 
@@ -303,8 +303,8 @@ class VllmEngine(Engine):
             async for output in answers:
                 for answer in output.outputs:
                     lengths[answer.index] = len(answer.token_ids) + (lengths[answer.index] if is_delta else 0)
-                    if answer.finish_reason and not is_probe:
-                        check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)
+                    needed = len(token_ids) + lengths[answer.index] - 1
+                    settings.check_columns(self.spec, answer, None if is_probe else needed)
                 yield output
         except EngineDeadError as error:
             if core_death is not None:  # the log is complete when the process has ended

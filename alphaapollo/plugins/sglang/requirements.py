@@ -27,6 +27,11 @@ def sglang_splits_engines_on_cpus(rollout: Rollout, context: CheckContext) -> ob
     return context.device == "cpu" and rollout.tensor_model_parallel_size > 1
 
 
+@rollout_requirement("name min_p", "SGLang has no min_p for requests with a seed", "Set min_p=0, or name=vllm")
+def seeds_exclude_min_p(rollout: Rollout, context: CheckContext) -> object:
+    return rollout.min_p > 0
+
+
 @rollout_requirement(
     "name lora /trainer.max_staleness",
     "SGLang replaces an adapter only while no request runs",

@@ -26,6 +26,7 @@ from alphaapollo.plugins.verify.steps import OptimizerChain, compare_tensors, mo
 from alphaapollo.plugins.verify.update import ALL, RecordedUpdate
 from alphaapollo.runs.update_checks import Check
 from alphaapollo.trainer.replay.recording import read_complete_recording, read_tensors
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS
 
 
 def verify_recording(folder: Path) -> list[Check]:
@@ -66,7 +67,7 @@ class Verification(RecordedUpdate):
             self.load_teacher()
             column = np.zeros(self.batch.num_tokens)
             for row, tokens in self.iterate_rows(ALL):
-                column[tokens] = models.of_sampled(self.of_teacher(row), row).numpy()
+                column[tokens] = self.of_sampled(self.of_teacher(row), row).numpy()
             self.columns["target_logprobs"] = column
 
     def check_batch(self) -> Iterator[Check]:
@@ -147,8 +148,9 @@ class Verification(RecordedUpdate):
             for row, tokens in self.iterate_rows(rows):
                 known = self.before.get(tokens.start)
                 if known is None or is_reference:
-                    row = replace(row, columns={}) if is_reference else row  # it chooses its own experts
-                    known = models.of_sampled(self.of_row(model, row), row).numpy()
+                    kept = {name: row.columns[name] for name in (KEPT_TOKENS,) if name in row.columns}
+                    row = replace(row, columns=kept) if is_reference else row  # it chooses its own experts
+                    known = self.of_sampled(self.of_row(model, row), row).numpy()
                 column[tokens] = known
         return column
 
@@ -172,7 +174,7 @@ class Verification(RecordedUpdate):
         rollout = self.role.rollout
         if rollout.name == "fake":
             return
-        truncates = rollout.temperature == 0 or rollout.top_p < 1 or rollout.top_k > 0
+        truncates = rollout.temperature == 0 or rollout.top_p < 1 or rollout.top_k > 0 or getattr(rollout, "min_p", 0)
         if truncates or self.algorithm.filter_groups.enable or self.config.trainer.async_mode:
             yield self.not_covered(
                 "sampling", "tokens or groups were selected: top_p, top_k, filter_groups, async_mode"

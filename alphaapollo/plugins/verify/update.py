@@ -13,6 +13,7 @@ from alphaapollo.plugins.verify.reference import losses, models
 from alphaapollo.plugins.verify.reference.samples import NotCovered, Recorded, Sample, build_batch, to_namespace
 from alphaapollo.plugins.verify.steps import SMALL, SMALL_IN_BFLOAT16
 from alphaapollo.trainer.replay.recording import Recording
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 TOLERANCES = {  # by dtype of the model: of a log-prob (nats), a value, and a gradient (relative)
     "float64": (1e-9, 1e-9, 1e-9),
@@ -125,6 +126,18 @@ class RecordedUpdate:
         temperature = self.role.rollout.temperature if row.temperature is None else row.temperature
         return models.token_logprobs(model, row, temperature, self.inputs.excluded_ids)
 
+    def of_sampled(self, logprobs: Tensor, row: Recorded) -> Tensor:
+        """Return the log-probs of a row's sampled tokens among those that the sampler kept. logprobs: [T, V] -> [T]"""
+        return models.of_sampled(self.among_kept(logprobs, row), row)
+
+    def among_kept(self, logprobs: Tensor, row: Recorded) -> Tensor:
+        """Renormalize log-probs over the tokens that the sampler kept, if a row has them. [T, V] -> [T, V]"""
+        if KEPT_TOKENS not in row.columns:
+            return logprobs
+        kept = KeptTokens.decode(row.columns[KEPT_TOKENS])
+        sampled = np.flatnonzero(np.asarray(row.action_mask))
+        return models.among_kept(logprobs, [kept[token - 1 : token].ids.tolist() for token in sampled])
+
     def worst(self, differences: np.ndarray) -> tuple[str, float]:
         """Return where the largest difference of n tokens is, and its size."""
         token = int(np.abs(differences).argmax())
@@ -163,20 +176,22 @@ class RecordedUpdate:
 
     def make_terms(self, policy: nn.Module, sample: Sample, reference: nn.Module | None) -> losses.Terms:
         rows = [self.of_row(policy, row) for row in sample.rows]
-        logp = torch.cat([models.of_sampled(full, row) for full, row in zip(rows, sample.rows, strict=True)])
+        pairs = list(zip(rows, sample.rows, strict=True))
+        logp = torch.cat([self.of_sampled(full, row) for full, row in pairs])
         column = {n: torch.from_numpy(values[sample.tokens]) for n, values in self.columns.items()}
         full_kl = None
         if reference is not None:
             with torch.no_grad():
                 others = [self.of_row(reference, row) for row in sample.rows]
             full_kl = torch.cat([(p.exp() * (p - q)).sum(1) for p, q in zip(rows, others, strict=True)])
-        entropy = torch.cat([-(p.exp() * p).sum(1) for p in rows]) if self.role.actor.entropy_coeff else None
+        kept = [self.among_kept(full, row) for full, row in pairs] if self.role.actor.entropy_coeff else []
+        entropy = torch.cat([-(p.exp() * p).sum(1) for p in kept]) if kept else None
         divergence = None
         if self.teacher is not None and self.config.teacher.divergence != "sampled":
             with torch.no_grad():
                 taught = [self.of_teacher(row)[:, : rows[0].shape[1]] for row in sample.rows]
-            pairs = zip(rows, taught, strict=True)
-            divergence = torch.cat([losses.divergence(p, q, self.config.teacher) for p, q in pairs])
+            both = zip(rows, taught, strict=True)
+            divergence = torch.cat([losses.divergence(p, q, self.config.teacher) for p, q in both])
         selected = column["selected_tokens"].bool() if "selected_tokens" in column else None
         engine = torch.from_numpy(self.engine[sample.tokens])
         return losses.Terms(

@@ -18,7 +18,7 @@ async def measure_sampling(run: TrainingRun, iteration: int, groups: Sequence[Tr
     """Return the metrics `sampling/*` of all groups that an iteration generated, before any is filtered. Empty if the
     tokens are not samples of the policy's own distributions, or the iteration measures no entropies."""
     role, sampling = run.config.actor_rollout_ref, run.plan.sampling
-    is_plain = sampling.temperature > 0 and sampling.top_p == 1 and sampling.top_k <= 0 and role.rollout.name != "fake"
+    is_plain = sampling.temperature > 0 and not role.rollout.is_truncated and role.rollout.name != "fake"
     if not is_plain or iteration % role.actor.entropy_freq:
         return {}
     free_rows = [list_free_rows(group, iteration - 1, sampling.temperature) for group in groups]

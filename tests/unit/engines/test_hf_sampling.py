@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.algorithms.sampling import sample_token
+from alphaapollo.algorithms.sampling import sample_among_kept, sample_token
 from alphaapollo.engines.hf import HFEngine
 from alphaapollo.engines.types import EngineError
 from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Completion, Sampling
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS
 from tests.unit.engines.specs import make_spec
 from tests.unit.tiny import build_model, save_model
 
@@ -48,6 +49,28 @@ def test_top_k_and_top_p_truncate():
 def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str, Any], prob: float):
     token, logprob = sample_token(LOGITS, Sampling(1, **settings), torch.Generator().manual_seed(1))
     assert token == 0 and math.isclose(logprob, math.log(prob), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 2}, [0, 1]),
+        ({"top_p": 0.7}, [0, 1]),
+        ({"min_p": 0.25}, [0, 1, 2]),  # .15 is at least a quarter of .5, and .05 is not
+        ({"min_p": 0.25, "top_p": 0.8}, [0, 1]),  # of .5, .3, .15 over .95
+        ({"min_p": 0.01}, []),  # all
+        ({"temperature": 0.5, "top_p": 0.8}, [0, 1]),  # .25 + .09 of .365
+        ({"temperature": 0}, []),
+    ],
+)
+def test_kept_tokens_are_those_of_the_log_prob(settings: dict[str, Any], kept: list[int]):
+    sampling = Sampling(1, returns_kept_tokens=True, **settings)
+    token, logprob, found = sample_among_kept(LOGITS, sampling, torch.Generator().manual_seed(1))
+    powers = [p ** (1 / (settings.get("temperature") or 1)) for p in PROBS]
+    total = sum(powers[one] for one in kept or range(4))
+    assert found == kept or (not kept and found == ()), found
+    assert math.isclose(logprob, math.log(powers[token] / total), rel_tol=1e-5)
+    assert not sample_among_kept(LOGITS, Sampling(1, **settings), torch.Generator())[2], "only if they are requested"
 
 
 @pytest.fixture
@@ -127,3 +150,17 @@ def test_a_cancelled_request_does_not_affect_others(engine: HFEngine, token: int
 
     results = asyncio.run(cancel_one())
     assert [type(result) for result in results] == [asyncio.CancelledError, kind, Completion]
+
+
+def test_kept_tokens_are_a_column_of_the_completion(engine: HFEngine):
+    async def sample() -> Completion:
+        await engine.start()
+        return await engine.generate([5, 6, 7], Sampling(4, top_k=3, returns_kept_tokens=True), "one")
+
+    completion = asyncio.run(sample())
+    kept = completion.columns[KEPT_TOKENS]
+    assert kept.sizes.tolist() == [0, 0, 3, 3, 3, 3]
+    assert not len(kept[2:].find_outside(completion.token_ids))
+    for sets, message in (([[1, 2]], "1 of 2"), ([[1, 2], [3]], r"rollout.name=hf.* token 8 at position 1.* 1 tokens")):
+        with pytest.raises(EngineError, match=message):
+            engine.spec.check_kept_tokens(sets, [2, 8])

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from alphaapollo.algorithms.kl import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
+from alphaapollo.models.kept_logits import KeptLogits
 from alphaapollo.models.lm_head import (
     DivergenceTarget,
     LmHead,
@@ -169,3 +171,45 @@ def test_the_fused_head_equals_the_separate_operations(
         results.append((stats.logprobs, stats.entropy, *torch.autograd.grad(loss, (hidden, weight, bias))))
     assert traced == ["compute_chunk_stats", "compute_logit_gradient"]
     torch.testing.assert_close(results[1], results[0])
+
+
+def sets_with(targets: torch.Tensor) -> list[list[int]]:
+    """Kept tokens of each token, which contain its target; none for the first token, which could be any."""
+    generator = torch.Generator().manual_seed(4)
+    masks = torch.rand(NUM_TOKENS, VOCABULARY, generator=generator) < 0.4
+    masks[torch.arange(NUM_TOKENS), targets] = True
+    return [[], *(mask.nonzero()[:, 0].tolist() for mask in masks[1:])]
+
+
+def kept_logits(sets: list[list[int]]) -> KeptLogits:
+    offsets = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
+    return KeptLogits(offsets, torch.tensor([token for one in sets for token in one], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("limits", [LogitLimits(1, 1), *LIMITS])
+@pytest.mark.parametrize("kind", ["log-probs", "all", "softcap", "fused"])
+def test_kept_tokens_equal_the_enumerated_distribution(limits: LogitLimits, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Log-prob and entropy are those of the softmax over the kept tokens, the divergence that of all tokens."""
+    monkeypatch.setattr(head_module, "_compile", partial(torch.compile, backend="eager", dynamic=True))
+    hidden, weight, _, targets, other_states, other_weight = inputs()
+    cap, leaves = 2.0 if kind == "softcap" else None, (hidden, weight)
+    head, sets = LmHead(weight, softcap=cap, num_tokens=10), sets_with(targets := targets % 10)
+    other = DivergenceTarget(LmHeadInput(other_states, LmHead(other_weight[:10])), REVERSE)
+    target = None if kind in ("log-probs", "fused") else other
+    options = {"limits": limits, "kept": kept_logits(sets), "fused": kind == "fused"}
+    stats = compute_token_stats(LmHeadInput(hidden, head), targets, 0.7, kind != "log-probs", target, **options)
+    logits = hidden @ weight[:10].T
+    logits = (cap * torch.tanh(logits / cap) if cap else logits) / 0.7
+    logprobs, entropies = [], []
+    for one, kept, token in zip(logits, sets, targets.tolist(), strict=True):
+        ids = [token for token in kept if token < 10] or [*range(10)]  # row 10 of the weight is padding
+        p = one[ids].exp() / one[ids].exp().sum()
+        logprobs.append(p[ids.index(token)].log())
+        entropies.append(-(p * p.log()).sum())
+    assert_same(stats.logprobs, torch.stack(logprobs), leaves)
+    if kind != "log-probs":
+        assert_same(stats.logprobs + stats.entropy, torch.stack(logprobs) + torch.stack(entropies), leaves)
+    if target is not None:
+        expected = kl_full(logits, other_states @ other_weight[:10].T / 0.7)
+        mixed = stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.divergence
+        assert_same(mixed, torch.stack(logprobs) + 0.3 * torch.stack(entropies) + 0.2 * expected, leaves)

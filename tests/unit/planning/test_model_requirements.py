@@ -76,6 +76,25 @@ def test_supported_settings(model_folder: Any, family: str, model: dict[str, Any
     assert list_errors(model_folder(family), model, **settings) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({"name": "fake", "top_p": 0.9}, True),
+        ({"name": "fake", "min_p": 0.1, "sampling_mask": True}, True),
+        ({"name": "fake", "top_k": 5, "sampling_mask": False}, False),
+        ({"name": "fake"}, False),
+        *(({"name": name, "top_p": 0.9}, False) for name in ("vllm", "hf")),
+    ],
+)
+def test_truncated_sampling_needs_the_kept_tokens(
+    model_folder: Any, settings: dict[str, Any], is_refused: bool
+) -> None:
+    engine = Rollout(**settings)
+    errors = list_errors(model_folder("qwen3"), engine=engine, fsdp=Fsdp())
+    assert [error for error in errors if "top_p" in error and "sampling_mask=False" in error] == errors
+    assert len(errors) == is_refused and not list_errors(model_folder("qwen3"), engine=engine), "not trained"
+
+
 def test_own_modeling_code_has_unknown_attention(tmp_path: Path) -> None:
     """Custom code runs only with trust_remote_code; a model of transformers may carry some, too."""
     config = build_model("qwen3").config

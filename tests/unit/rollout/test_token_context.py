@@ -9,7 +9,9 @@ from alphaapollo.environments.base import EnvironmentFailure, Observation
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout import token_context
 from alphaapollo.rollout.environment_replies import check_reset_reply
+from alphaapollo.rollout.token_context import build_row
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Turn
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 from tests.builders import make_completion, make_turn
 from tests.unit.rollout.episode_kit import STOP, Environment, done, encode, memory_context, play, show
 
@@ -163,3 +165,15 @@ def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list(monkeypat
     for content in ("b", "c", "ab"):  # the oldest of three is forgotten
         renderer(content)
     assert rendered == ["ab", "b", "c", "ab"]
+
+
+def test_kept_tokens_are_those_of_each_turns_new_tokens() -> None:
+    """The second turn's prompt ends with the first turn's tokens, of which one was cut off."""
+    first = KeptTokens.of_completion([[5], [5, 6], [7]], 2)
+    second = KeptTokens.of_completion([[8, 9]], 5)
+    turns = [
+        make_turn(make_completion([5, 6], columns={KEPT_TOKENS: first}), [1, 2]),
+        make_turn(make_completion([9], columns={KEPT_TOKENS: second}), [3]),
+    ]
+    kept = KeptTokens.decode(build_row(turns).columns[KEPT_TOKENS])
+    assert kept.sizes.tolist() == [0, 1, 2, 0, 2, 2] and kept.ids.tolist() == [5, 5, 6, 8, 9, 8, 9]

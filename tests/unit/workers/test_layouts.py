@@ -73,3 +73,9 @@ OTHERS: dict[str, tuple[int, Case]] = {
 def test_other_models_losses_and_groups_of_ranks(locate, name: str):
     num_ranks, case = OTHERS[name]
     check_layouts(locate(case), {num_ranks: [{}]})
+
+
+def test_kept_tokens_in_every_layout(locate):
+    sharing = {**PACKED, "shares_prompts": True}
+    layouts = {1: [{**SMALL, "order": 1}, PACKED, sharing], 2: [{**PACKED, **SHARED}, {**sharing, **SHARED}]}
+    check_layouts(locate(replace(ROLES["full KL"], kept=True)), layouts)

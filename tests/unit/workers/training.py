@@ -40,6 +40,7 @@ from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import OptimizerStep
 from alphaapollo.types import LONGER_PROMPT, Row
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
 from alphaapollo.workers.finetuning_worker import SftWorker
@@ -88,6 +89,7 @@ class Case:
     records_old: bool = False  # the update gets no old log-probs, and records its own
     aux: float = 0.0  # weight of the load-balancing loss
     replay: bool = False  # rows come with experts
+    kept: bool = False  # rows come with the tokens that the sampler kept, except every third one
     device: Device = "cpu"
     teacher: dict[str, Any] = field(default_factory=dict)
     teacher_folder: str = ""
@@ -170,6 +172,9 @@ def make_rows(case: Case) -> list[Row]:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:
         rows = [replace(row, columns={ROUTED_EXPERTS: some_experts(row, index)}) for index, row in enumerate(rows)]
+    if case.kept:
+        codes = [some_kept_tokens(row, index) for index, row in enumerate(rows)]
+        rows = [replace(row, columns={KEPT_TOKENS: code}) for row, code in zip(rows, codes, strict=True)]
     if case.teacher_shares:
         rows = [replace(row, columns={TEACHER_SHARES: shares}) for row, shares in zip(rows, cycle(case.teacher_shares))]
     if case.contexts:
@@ -186,6 +191,16 @@ def make_batch(case: Case, num_ranks: int = 1) -> BatchLayout:
     shared = find_shared_prompts(rows, [0] * len(rows)) if case.shares_prompts else None
     sizes = num_ranks, case.mini_batch_size, case.max_tokens
     return build_batch_layout(rows, range(len(rows)), *sizes, padded, shared_prompts=shared, min_sharing_ratio=1.0)
+
+
+def some_kept_tokens(row: Row, index: int) -> bytes | None:
+    """For each token the next one of the row and random others, in its response."""
+    generator = np.random.default_rng(index)
+    others = [generator.choice(48, size) for size in generator.integers(0, 9, len(row.token_ids))]
+    following = np.roll(row.token_ids, -1)
+    sets = [np.union1d(one, token) for one, token in zip(others, following, strict=True)]
+    start = row.response_start - 1
+    return None if index % 3 == 2 else KeptTokens.of_sets([*[()] * start, *sets[start:]]).encode()
 
 
 def read_at_the_end(row: Row) -> Row:

@@ -124,6 +124,16 @@ def token_logprobs(model: Any, row: Recorded, temperature: float, excluded: tupl
     return (logits.index_fill(1, never, -1e9) / temperature).log_softmax(-1)
 
 
+def among_kept(logprobs: Tensor, kept: list[list[int]]) -> Tensor:
+    """Renormalize log-probs [T, V] over the tokens that the sampler kept at each position: -1e9 for others, so that
+    they count as 0. An empty list stands for all tokens."""
+    left_out = torch.zeros_like(logprobs, dtype=torch.bool)
+    for position, tokens in enumerate(kept):
+        left_out[position, tokens] = True
+        left_out[position] ^= bool(tokens)
+    return logprobs.masked_fill(left_out, -1e9).log_softmax(-1)
+
+
 def of_sampled(logprobs: Tensor, row: Recorded) -> Tensor:
     """Select the log-probs of the sampled tokens, [T]."""
     tokens = np.asarray(row.token_ids)[np.flatnonzero(np.asarray(row.action_mask))]

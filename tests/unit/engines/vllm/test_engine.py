@@ -181,9 +181,11 @@ def test_logits_are_taken_before_truncation(flags: tuple[bool, ...]) -> None:
         return logits.argmax(-1), logits
 
     logits = torch.tensor([[1.0, 0.0]])
-    patched = return_untruncated_logits(sample_random)
-    assert torch.equal(patched(None, logits.clone(), None, None, None, torch.tensor([1]), None, *flags)[1], logits)
-    assert patched(None, logits.clone(), None, None, None, None, None, *flags)[1][0, 1] == -torch.inf
+    patched, sampler = return_untruncated_logits(sample_random), SimpleNamespace(return_sampling_mask=False)
+    assert torch.equal(patched(sampler, logits.clone(), None, None, None, torch.tensor([1]), None, *flags)[1], logits)
+    assert patched(sampler, logits.clone(), None, None, None, None, None, *flags)[1][0, 1] == -torch.inf
+    sampler.return_sampling_mask = True  # with a mask, log-probs are those of the kept tokens
+    assert patched(sampler, logits.clone(), None, None, None, torch.tensor([1]), None, *flags)[1][0, 1] == -torch.inf
 
 
 def test_a_core_that_ends_just_before_it_is_killed_is_closed() -> None:
