@@ -33,8 +33,8 @@ for round in $(seq "$rounds"); do
     "$python" -m examples.data_preprocess.prepare_right_answers --max_answers 4 \
         --results "$out/round_$round/results.jsonl" --local_dir "$out/data/round_$round"
     echo "== round $round: the warmed-up model learns the right ones"
-    "${sft[@]}" data.train_files="$out/data/round_$round/train.parquet" model.path="$start" \
-        data.train_batch_size=32 optim.lr=1.0e-3 trainer.total_training_steps=300 trainer.experiment_name="sft_$round"
+    "${sft[@]}" data.train_files="$out/data/round_$round/train.parquet" model.path="$start" optim.lr=1.0e-3 \
+        trainer.total_training_steps=300 trainer.experiment_name="sft_$round"
     model=$out/sft_$round/model
 done
 for name in sft $(seq -f "sft_%g" "$rounds"); do

@@ -79,8 +79,6 @@ def prepare(folder: Path, seed: int) -> None:
         f"trainer.output_dir={folder.parent}",
         f"trainer.project_name={folder.name}",
         f"trainer.seed={seed}",
-        "data.train_batch_size=32",
-        "optim.lr=3.0e-3",
         "trainer.total_training_steps=900",
     )
 

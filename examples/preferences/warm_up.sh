@@ -13,8 +13,7 @@ if [ ! -e "$out/sft/model/config.json" ]; then
     "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed" --carry_rate 0.5 --wrong_carry_rate 0.5 --num_sft 28800
     echo "== warm-up: SFT on a teacher that carries with probability 0.5 (examples/quickstart/sft.yaml)"
     "$python" -m alphaapollo.trainer.main_sft --config-dir examples/quickstart --config-name sft \
-        data.train_files="$out/data/sft.parquet" model.path="$out/model" \
-        data.train_batch_size=32 optim.lr=3.0e-3 trainer.total_training_steps=900 \
+        data.train_files="$out/data/sft.parquet" model.path="$out/model" trainer.total_training_steps=900 \
         trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")" trainer.seed="$seed"
 fi
 "$python" -m examples.preferences.make_pairs --out "$out" --seed "$seed"

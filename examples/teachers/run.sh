@@ -25,7 +25,6 @@ for model in student:1000 adder:1200 reverser:400; do
     echo "== the $name learns by SFT (examples/quickstart/sft.yaml)"
     "$python" -m alphaapollo.trainer.main_sft --config-dir examples/quickstart --config-name sft "${run[@]}" \
         data.train_files="$out/$name/sft.parquet" model.path="$out/$name/model" \
-        data.train_batch_size=32 optim.lr=3.0e-3 \
         trainer.experiment_name="${name}_sft" trainer.total_training_steps="${model#*:}"
 done
 
