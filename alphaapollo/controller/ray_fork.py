@@ -36,6 +36,7 @@ def run_default_worker(words: Sequence[str], niceness: int) -> None:
     import setproctitle
 
     ray._raylet.setproctitle = setproctitle.setproctitle  # Ray's own does not find the title of a forked process
+    os.setpgrp()  # the raylet kills the process group of a worker that has ended
     os.nice(niceness - os.nice(0))
     sys.argv = [word for word in words[1:] if not word.startswith(OWN_OPTIONS)]
     runpy.run_path(sys.argv[0], run_name="__main__")

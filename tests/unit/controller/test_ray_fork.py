@@ -12,7 +12,7 @@ from alphaapollo.controller.ray_fork import prepend_script
 from alphaapollo.processes.fork_server import share_fork_server
 
 SCRIPT = Path(sys.modules[prepend_script.__module__].__file__ or "")
-DEFAULT_WORKER = "import sys\nopen(sys.argv[1], 'w').write(f'default {sys.argv[2:]}')"
+DEFAULT_WORKER = "import os, sys\nopen(sys.argv[1], 'w').write(f'default {sys.argv[2:]} {os.getpgrp() == os.getpid()}')"
 SETUP_WORKER = "import sys\nopen(sys.argv[2], 'w').write(f'setup {sys.argv[3:]}')"
 
 
@@ -30,5 +30,5 @@ def test_default_worker_runs_in_a_forked_process(tmp_path: Path, preload: str | 
             subprocess.run(command, check=True, timeout=60, cwd=tmp_path)
     else:
         subprocess.run(command, check=True, timeout=60, cwd=tmp_path)
-    expected = "default ['--id=3']" if preload == "decimal" else "setup ['--language=PYTHON', '--id=3']"
+    expected = "default ['--id=3'] True" if preload == "decimal" else "setup ['--language=PYTHON', '--id=3']"
     assert output.read_text().startswith(expected)
