@@ -44,9 +44,9 @@ def run_default_worker(words: Sequence[str], niceness: int) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run setup_worker.py with these words, or a forked process in its place. Returns the exit code."""
-    from alphaapollo.processes.fork_server import ForkedProcess, find_shared_server
+    from alphaapollo.processes.fork_server import ForkedProcess, use_shared_server
 
-    if not find_shared_server():
+    if not use_shared_server({}):
         run_setup_worker(words)
     process = ForkedProcess(target=run_default_worker, args=(words, os.nice(0)))
     process.start()

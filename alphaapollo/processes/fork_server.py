@@ -66,7 +66,7 @@ def start_fork_server(preload: str, provided: Sequence[str], shared: Mapping[str
     server.set_forkserver_preload([preload])
     if _inherited_modules.issuperset(provided):
         multiprocessing.forkserver.ensure_running = server.ensure_running = lambda: None  # it is running
-    elif shared is None or not _use_shared_server(server, shared):
+    elif shared is None or not use_shared_server(shared):
         _launch(server)
 
 
@@ -90,7 +90,10 @@ def share_fork_server(
     if _inherited_modules.issuperset(provided):
         own: Any = multiprocessing.forkserver._forkserver
         os.environ[SHARED] = f"{os.getppid()} {own._forkserver_address}"
-        yield
+        try:
+            yield
+        finally:
+            os.environ.pop(SHARED, None)
         return
     environment_before, server = dict(os.environ), multiprocessing.forkserver.ForkServer()
     server.set_forkserver_preload(list(preload))
@@ -114,14 +117,10 @@ def share_fork_server(
                 os.waitpid(pid, 0)
 
 
-def find_shared_server() -> bool:
-    """Let this process fork from the shared fork server, if there is one. Returns whether there is."""
-    return _use_shared_server(multiprocessing.forkserver._forkserver, {})
-
-
-def _use_shared_server(server: Any, environment: Mapping[str, str]) -> bool:
+def use_shared_server(environment: Mapping[str, str]) -> bool:
     """Let this process fork from the shared fork server, if there is one with these variables. If that server dies,
-    the next fork starts a server of this process."""
+    the next fork starts a server of this process. Returns whether there is such a server."""
+    server: Any = multiprocessing.forkserver._forkserver
     pid, _, address = os.environ.get(SHARED, "0 ").partition(" ")
     try:
         missing_variables = environment.items() - psutil.Process(int(pid)).environ().items()

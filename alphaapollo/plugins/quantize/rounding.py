@@ -16,8 +16,3 @@ def round_to_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     scales = (groups.abs().amax(2) / LARGEST_CODE).clamp(min=torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
     codes = (groups / scales.float()[..., None]).round().clamp(-LARGEST_CODE, LARGEST_CODE)
     return codes.flatten(1).to(torch.int8), scales
-
-
-def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return the weights that codes [out, in] and scales [out, in / group] stand for. float32 [out, in]"""
-    return (codes.float().unflatten(1, (scales.shape[1], -1)) * scales.float()[..., None]).flatten(1)

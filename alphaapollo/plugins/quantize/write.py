@@ -24,7 +24,8 @@ from alphaapollo.models.export import (
 )
 from alphaapollo.models.load import find_quantization, load_causal_lm, load_config
 from alphaapollo.models.moe_routing import ExpertSizes
-from alphaapollo.plugins.quantize.rounding import dequantize, round_to_groups
+from alphaapollo.models.quantized import PACKED, dequantize
+from alphaapollo.plugins.quantize.rounding import round_to_groups
 from alphaapollo.runs.model_card import format_card_head, shorten_path
 from alphaapollo.utils.json_types import JsonObject
 
@@ -83,10 +84,11 @@ def quantize_model(source: Model, folder: Path, group_size: int) -> QuantizedMod
     original_bytes, num_weights = _count_bytes(tensors), 0
     for name, layer in find_layers(model, source.path, group_size).items():
         codes, scales = round_to_groups(layer.weight.data, group_size)
-        layer.weight.data = dequantize(codes, scales)
+        packed = pack_layer(name, codes, scales)
+        layer.weight.data = dequantize(packed[name + PACKED].view(torch.uint8), scales, torch.float32)
         num_weights += codes.numel()
         del tensors[f"{name}.weight"]
-        tensors |= pack_layer(name, codes, scales)
+        tensors |= packed
     rounded = compute_outputs(model, "policy", token_ids)
     difference = (torch.tensor(rounded) - torch.tensor(original)).double()
     mean = float(torch.tensor(original).mean())

@@ -12,7 +12,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alphaapollo.cli.main import main
-from alphaapollo.plugins.quantize.rounding import dequantize, round_to_groups
+from alphaapollo.models.quantized import dequantize
+from alphaapollo.plugins.quantize.rounding import round_to_groups
+from alphaapollo.plugins.quantize.write import pack_layer
 from tests.unit import tiny
 
 
@@ -31,7 +33,8 @@ def test_weights_are_rounded_to_multiples_of_a_scale_per_group() -> None:
     )
     assert scales.tolist()[1] == [1.0, 2.0] and scales[0, 0] == 0.5
     assert codes.tolist() == [[7, -2, 0, 1, 0, 0, 0, 0], [-7, 0, 2, 1, 7, 0, 0, 1]]
-    assert dequantize(codes, scales)[1].tolist() == [-7, 0, 2, 1, 14, 0, 0, 2]
+    packed = pack_layer("layer", codes, scales)["layer.weight_packed"].view(torch.uint8)
+    assert dequantize(packed, scales, torch.float32)[1].tolist() == [-7, 0, 2, 1, 14, 0, 0, 2]
 
 
 def test_a_quantized_folder_is_read_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
