@@ -1,6 +1,6 @@
 """Child process that answers requests: start, request, reply, time limit, kill and death in one place.
 
-    host = await ProcessHost.start(command, environ)
+    host = await ProcessHost.start(command, environ)    or ProcessHost.fork(module, *arguments)
     report = await host.read_first_reply(timeout)       reply 0, if the process replies before any request
     reply = await host.request(payload, timeout)        request: a line with its number, and the payload
 
@@ -20,6 +20,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from io import BufferedReader
 from typing import BinaryIO
+
+from alphaapollo.processes.forked_module import ForkedHandle, fork_module
 
 EXIT_GRACE = 1.0  # seconds between the end of a process's output and its exit
 READ_GRACE = 0.05  # seconds to read a reply that arrived while the event loop was blocked
@@ -41,7 +43,7 @@ class ProcessDiedError(ProcessError):
 class ProcessHost:
     """Handle of a child process that answers requests. The process is dead once a method raises ProcessError."""
 
-    def __init__(self, handle: asyncio.subprocess.Process):
+    def __init__(self, handle: asyncio.subprocess.Process | ForkedHandle):
         self._handle = handle
         self._waiting: dict[int, asyncio.Future[bytes]] = {0: asyncio.get_running_loop().create_future()}
         self._count = 0
@@ -63,6 +65,15 @@ class ProcessHost:
             start_new_session=True,  # Ctrl-C goes to the driver alone, and killpg reaches the children
         )
         return cls(handle)
+
+    @classmethod
+    async def fork(cls, module: str, *arguments: object) -> ProcessHost:
+        """Fork a process that calls `main(arguments)` of a module, which calls reserve_stdin_and_stdout (see
+        forked_module.py). Raises OSError, and ProcessDiedError if the module cannot be imported."""
+        try:
+            return cls(await fork_module(module, *map(str, arguments), reply_bytes=MAX_REPLY))
+        except EOFError as error:
+            raise ProcessDiedError(f"{module} cannot be imported in a process of its own") from error
 
     async def read_first_reply(self, timeout: float) -> bytes:
         """Wait until the process is ready. Returns its first reply. Raises ProcessError."""
@@ -133,8 +144,9 @@ class ProcessHost:
     def kill(self) -> None:
         """Kill the process and its children."""
         if self.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._handle.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # a process that was just forked has no process group of its own yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self._handle.pid, signal.SIGKILL)
 
     async def end_and_describe_exit(self, grace_seconds: float = 0.0) -> str:
         """Wait up to `grace_seconds` for the process to exit, kill it if necessary, and describe how it ended."""

@@ -8,6 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,9 +27,10 @@ class Settings:
     dtype: str
     micro_batch: int  # completions
     threads: int
+    engine: str = "vllm"  # vllm: in its process; generate: Hugging Face's generate
 
     def __str__(self) -> str:
-        return f"{self.dtype}, micro-batch {self.micro_batch}, {self.threads} thread(s)"
+        return f"{self.engine}, {self.dtype}, micro-batch {self.micro_batch}, {self.threads} thread(s)"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Task:
     num_prompts: int
     group: int
     max_tokens: int
+    max_model_len: int  # tokens of the longest sequence of vLLM
     lr: float = 1e-6
     gradient_checkpointing: bool = False
 
@@ -49,18 +52,29 @@ def environment(threads: int) -> dict[str, str]:
     return os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
 
 
+VLLM_IN_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_COMPILE_DISABLE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}
+
+
 def trl_python(folder: Path) -> Path:
-    """Python of a virtual environment with TRL and the pinned torch and transformers; created on the first call."""
+    """Python of a virtual environment with TRL beside the packages of this one; created on the first call."""
     python, stamp = folder / "bin" / "python", folder / ".installed"
-    wanted = TRL + (ROOT / "requirements" / "cpu.txt").read_text()
+    packages = sysconfig.get_path("purelib")
+    wanted = f"{TRL} beside {packages}"
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"installing {TRL} into {folder}", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        torch = next(line for line in wanted.splitlines() if line.startswith("torch=="))
-        install = '. scripts/pip_settings.sh; exec "$0" -m uv pip install --quiet --python "$@"'
-        arguments = [sys.executable, str(python), "-c", "requirements/cpu.txt", TRL, torch]
-        subprocess.run(["bash", "-c", install, *arguments], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        (own,) = (folder / "lib").glob("python*/site-packages")
+        (own / "packages.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
+        install = '. scripts/pip_settings.sh; exec "$0" -m uv pip install --quiet --no-deps --python "$@"'
+        subprocess.run(["bash", "-c", install, sys.executable, str(python), TRL], cwd=ROOT, check=True)
         stamp.write_text(wanted)
     return python
 
@@ -69,7 +83,8 @@ def time_trl(python: Path, task: Task, settings: Settings, warmup: int, steps: i
     """Run TRL and return the seconds of each step after the warm-up and the tokens per completion."""
     given = asdict(task) | asdict(settings) | {"warmup": warmup, "steps": steps}
     command = [str(python), str(ROOT / "scripts/bench/_trl_side.py"), json.dumps(given)]
-    done = subprocess.run(command, env=environment(settings.threads), capture_output=True, text=True)
+    environ = environment(settings.threads) | (VLLM_IN_PROCESS if settings.engine == "vllm" else {})
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1]) | {"settings": asdict(settings)}

@@ -1,4 +1,5 @@
-"""Time GRPO steps of TRL (generation by Hugging Face's generate): run by step.py in TRL's virtual environment.
+"""Time GRPO steps of TRL, which generates with vLLM in its own process or with Hugging Face's generate: run by step.py in
+TRL's virtual environment.
 
     python _trl_side.py '{"model": "...", "prompts": "...parquet", "num_prompts": 16, "group": 8, ...}'
 
@@ -22,6 +23,12 @@ def digits_reward(completions: list[list[dict[str, str]]], **_: Any) -> list[flo
 def grpo_config(given: dict[str, Any], folder: str) -> Any:
     from trl import GRPOConfig
 
+    engine = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_max_model_length": given["max_model_len"],
+        "vllm_importance_sampling_correction": False,  # one more forward pass, which our side does not have either
+    }
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
@@ -41,7 +48,35 @@ def grpo_config(given: dict[str, Any], folder: str) -> Any:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **(engine if given["engine"] == "vllm" else {}),
     )
+
+
+def adapt_vllm(given: dict[str, Any]) -> None:
+    """Let TRL work with vLLM on a CPU: the dtype and number of requests of our side, and a weight sync that packs the
+    weights again. TRL's own sync fails, because vLLM frees the weight of a linear layer when it packs it."""
+    import trl.generation.vllm_generation as generation
+    import vllm
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    start = vllm.LLM.__init__
+    completions = given["num_prompts"] * given["group"]
+
+    def start_on_cpu(self: Any, *arguments: Any, **settings: Any) -> None:
+        own = {"dtype": given["dtype"], "enforce_eager": True, "block_size": 32, "max_num_seqs": completions}
+        start(self, *arguments, **settings | own)
+
+    def sync_weights(self: Any) -> None:
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        named = ((name, weight.detach()) for name, weight in self._iter_named_params())
+        runner.reload_weights(weights_iterator=named, is_checkpoint_format=True)
+        for layer in runner.get_model().modules():
+            if type(layer).__name__ == "VocabParallelEmbedding" and hasattr(layer, "cpu_linear"):  # tied to the head
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        self.llm.reset_prefix_cache()
+
+    vllm.LLM.__init__ = start_on_cpu
+    generation.VLLMGeneration.sync_weights = sync_weights
 
 
 def main(given: dict[str, Any]) -> None:
@@ -51,6 +86,8 @@ def main(given: dict[str, Any]) -> None:
     from trl import GRPOTrainer
 
     torch.set_num_threads(given["threads"])
+    if given["engine"] == "vllm":
+        adapt_vllm(given)
     completions = given["num_prompts"] * given["group"]
 
     class Stopwatch(TrainerCallback):

@@ -7,12 +7,13 @@
     .venv/bin/python scripts/bench/step.py --tail        # some very long answers, and our asynchronous loop
 
 Both sides have the same model, prompts, group size, token limit, dtype and optimizer steps, and alternate. TRL
-generates with Hugging Face's generate (its vLLM path does not run on a CPU), in a virtual environment under
-outputs/bench that the first run creates (uv pip install trl, with the torch and transformers pinned here). A short
-search, which is printed, selects its micro-batch and threads at that dtype, then tries the other dtype, except bfloat16
-on a CPU without instructions for it.
-The last line is a JSON object. `ratio` is TRL's median step over ours at the same dtype: above 1, ours is faster;
-`ratio_to_its_best_dtype` is the same with the other dtype if TRL is faster with it, else null.
+generates with the same vLLM as our side, in its own process, and once more with Hugging Face's generate. It runs in a
+virtual environment under outputs/bench that the first run creates, beside the packages installed here. Its weight sync
+is replaced, because it fails with vLLM on a CPU (see _trl_side.py). A short search, which is printed, selects its
+micro-batch and threads at that dtype, then tries the other dtype, except bfloat16 on a CPU without instructions for it.
+The last line is a JSON object. `ratio` is the median step of TRL with vLLM over ours at the same dtype: above 1, ours
+is faster; `ratio_to_its_best_dtype` is the same with the other dtype if TRL is faster with it, else null;
+`ratio_to_generate` is that of TRL with generate, with the same settings (null with --only-vllm).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import os
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="completions; the best value is used"
     )
+    parser.add_argument("--only-vllm", action="store_true", help="not TRL with generate, which takes the longest")
     args = parser.parse_args()
     args.max_tokens = args.max_tokens or (1024 if args.tail else 64)
     args.num_prompts = args.num_prompts or (16 if (args.model or args.size == "3M") and not args.tail else 4)
@@ -122,19 +125,24 @@ def main() -> None:
     model, prompts = args.model or FOLDER / args.size, FOLDER / "prompts.parquet"
     parameters = count_parameters(model) if args.model else make_model(model, SIZES[args.size])
     make_prompts(prompts, args.num_prompts * 8, tokens=args.prompt_tokens)
-    task = Task(str(model), str(prompts), args.num_prompts, args.group, args.max_tokens)
+    longest = max(256, args.prompt_tokens or 0) + args.max_tokens
+    task = Task(str(model), str(prompts), args.num_prompts, args.group, args.max_tokens, longest)
     python = trl_python(FOLDER / "trl-venv")
     sizes = [size for size in args.trl_micro_batches if size <= args.num_prompts * args.group]
     same, best = search(python, task, Settings(args.dtype, sizes[0], args.threads), sizes)
-    sides: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": [], "trl_best_dtype": []}
+    settings = {"trl": same}
+    if best.dtype != same.dtype:
+        settings["trl_best_dtype"] = best
+    if not args.only_vllm:
+        settings["trl_generate"] = replace(same, engine="generate")
+    sides: dict[str, list[dict[str, Any]]] = {"ours": [], **{name: [] for name in settings}}
     for _ in range(args.rounds):
         sides["ours"].append(time_ours(args, task))
-        sides["trl"].append(time_trl(python, task, same, args.warmup, args.steps))
-        if best.dtype != same.dtype:
-            sides["trl_best_dtype"].append(time_trl(python, task, best, args.warmup, args.steps))
-    seconds = {name: statistics.median(map(median, runs)) for name, runs in sides.items() if runs}
+        for name, one in settings.items():
+            sides[name].append(time_trl(python, task, one, args.warmup, args.steps))
+    seconds = {name: statistics.median(map(median, runs)) for name, runs in sides.items()}
+    ratios = {name: round(one / seconds["ours"], 3) for name, one in seconds.items()}
     print(f"{args.size}: one step takes {seconds['ours']:.2f} s here, {seconds['trl']:.2f} s with TRL", file=sys.stderr)
-    best_seconds = seconds.get("trl_best_dtype")
     result = {
         "benchmark": "step",
         "size": args.size,
@@ -142,8 +150,9 @@ def main() -> None:
         "prompt_tokens": args.prompt_tokens,
         "dtype": args.dtype,
         "tail": args.tail,
-        "ratio": round(seconds["trl"] / seconds["ours"], 3),
-        "ratio_to_its_best_dtype": best_seconds and round(best_seconds / seconds["ours"], 3),
+        "ratio": ratios["trl"],
+        "ratio_to_its_best_dtype": ratios.get("trl_best_dtype"),
+        "ratio_to_generate": ratios.get("trl_generate"),
         "outside_generation_and_update": statistics.median(outside(run["phases"]) for run in sides["ours"]),
         **sides,
         "threads": args.threads,

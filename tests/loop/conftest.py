@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.cli.main import SUBCOMMANDS
+from alphaapollo.processes.forked_module import start_server
+from alphaapollo.rewards.grader_processes.client import WORKER
 from alphaapollo.utils.plugins import is_available, load_plugin
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 from examples.smollm2.model_file import find_model_file
@@ -265,6 +267,7 @@ def warm_process(tmp_path_factory: pytest.TempPathFactory) -> None:
     if MARK_OF_HUB not in os.environ.get("HF_HOME", ""):
         os.environ["HF_HOME"] = str(tmp_path_factory.mktemp(MARK_OF_HUB))
     start_warm_process()
+    start_server(WORKER)  # the runs' graders are forked from it
 
 
 @pytest.fixture

@@ -107,6 +107,23 @@ def plugin_violations(root: Path) -> list[str]:
     return found
 
 
+def find_tests_with_plugins(repository: Path) -> list[str]:
+    """Tests of the core that import a plug-in, also through another test, a script or an example."""
+    targets: dict[str, set[str]] = {}
+    for folder in ("tests", "scripts", "examples"):
+        for item in imports_of(repository / folder):
+            if not item.inside_function:
+                targets.setdefault(f"{folder}.{item.module}", set()).add(item.target)
+    found = {module for module, names in targets.items() if any(name.startswith(PLUGIN) for name in names)}
+    while more := {
+        module
+        for module, names in targets.items()
+        if module not in found and any(name in found or name.rpartition(".")[0] in found for name in names)
+    }:
+        found |= more
+    return sorted(one for one in found if one.startswith("tests.") and not one.startswith("tests.plugins."))
+
+
 def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
@@ -218,3 +235,17 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
         "trainer.loop:1",  # ray
         "trainer.loop:2",  # torch.distributed
     ]
+
+
+def test_tests_of_the_core_need_no_plugin(tmp_path: Path):
+    assert not find_tests_with_plugins(PACKAGE.parent)
+    for name, text in {
+        "tests/unit/test_a.py": "from scripts.table import draw\n",
+        "tests/unit/test_b.py": "def test():\n    from scripts.table import draw\n",
+        "tests/plugins/test_c.py": f"import {PLUGIN}viewer\n",
+        "scripts/table.py": "from examples import curves\n",
+        "examples/curves.py": f"from {PLUGIN}viewer import curves\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert find_tests_with_plugins(tmp_path) == ["tests.unit.test_a"]

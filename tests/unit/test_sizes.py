@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43650  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43750  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
@@ -49,7 +49,7 @@ BUDGETS = {
     "plugins/trackers": 100,
     "plugins/verify": 1750,
     "plugins/viewer": 2500,
-    "processes": 900,
+    "processes": 1000,
     "rewards": 2200,
     "rollout": 2000,
     "runs": 1550,

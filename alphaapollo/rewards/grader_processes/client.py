@@ -31,7 +31,6 @@ from alphaapollo.processes.host import (
     ProcessHost,
     ProcessTimeoutError,
 )
-from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import add_marks, get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.completion_group import CompletionGroup
@@ -206,7 +205,7 @@ class RewardClient:
 
     async def _start_process(self) -> ProcessHost:
         settings = json.dumps([self._reward.model_dump(), self._custom.model_dump()])
-        process = await ProcessHost.start(make_module_command(WORKER, os.getpid(), settings), make_subprocess_environ())
+        process = await ProcessHost.fork(WORKER, os.getpid(), settings)
         self._processes.add(process)
         if self._is_closed:
             process.kill()

@@ -1,4 +1,4 @@
-"""Grader process: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID SETTINGS.
+"""Grader process, forked from a server that has imported this module (processes/forked_module.py).
 
 A request is the pickled tuple (prompt, episodes, verdicts), or the pickled name of a data source, whose grader the
 process then imports. An episode is None for the answer that the built-in grader makes from the ground truth.
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +21,7 @@ import msgspec
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.processes.host import reserve_stdin_and_stdout
-from alphaapollo.processes.watchdog import exit_with_parent
+from alphaapollo.processes.watchdog import exit_when_process_ends
 from alphaapollo.rewards.base import (
     adapt_to_episode,
     convert_to_float,
@@ -205,7 +203,8 @@ class GraderWorker:
         self._replies.flush()
 
 
-if __name__ == "__main__":
-    exit_with_parent(int(sys.argv[1]), signal.SIGKILL)  # outside Linux, it exits when the pipe closes
-    reward, custom = json.loads(sys.argv[2])
+def main(words: Sequence[str]) -> None:
+    """Serve requests. words: pid of the process that sends them, and its settings as JSON."""
+    exit_when_process_ends(int(words[0]))
+    reward, custom = json.loads(words[1])
     GraderWorker(Reward(**reward), CustomRewardFunction(**custom)).serve_requests()

@@ -133,6 +133,26 @@ def test_changes_at_the_ends_of_blocks_are_found_and_applied(tmp_path: Path, siz
     assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
 
 
+@pytest.mark.parametrize(("chunks", "is_found"), [(15, False), (17, True)])
+def test_changes_up_to_an_eighth_of_the_file_may_stand_at_its_start(
+    tmp_path: Path, chunks: int, is_found: bool
+) -> None:
+    """A position and a word are as large as two words of 16 bits, so a changed chunk of `chunks` is 2/chunks of them."""
+    new = np.zeros(chunks * changes._CHUNK, "u2")
+    new.tofile(tmp_path / "old")
+    new[: changes._CHUNK] = 1
+    new.tofile(tmp_path / "new")
+    assert (find_changes(tmp_path / "new", tmp_path / "old", new.itemsize) is not None) == is_found
+
+
+def test_files_that_a_version_lacks_are_removed_from_the_copy(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "FILE_BYTES", 1)  # a file per tensor
+    copy, tensors = nodes.make_copy(), make_tensors(0, torch.bfloat16, SIZES)
+    nodes.publish(tensors, 1, copy)
+    nodes.publish({name: tensors[name] for name in ("a", "b")}, 2, copy)
+    assert nodes.reads[1].base_id and nodes.count_changed_files() == 2
+
+
 def test_a_copy_without_the_last_version_gets_complete_files(nodes: Nodes) -> None:
     """A new copy, one that missed a version, and one whose folder is gone. Another copy gets the changes."""
     first, second, tensors = nodes.make_copy("first"), nodes.make_copy("second"), make_tensors(0, torch.bfloat16, SIZES)

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import pickle
 import re
 import subprocess
@@ -13,6 +12,8 @@ import time
 import pytest
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.processes import forked_module
+from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.rewards.grader_processes.client import ORDINARY_ANSWER
 from alphaapollo.types import Outcome, Prompt, Score
 from tests.processes import is_running, wait_until
@@ -70,8 +71,8 @@ def custom(tmp_path):
 def all_processes_end():
     """After the last test, no grader process is left."""
     yield
-    left = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "alphaapollo.rewards"], stdout=-3)
-    assert left.returncode == 1
+    servers = [server._forkserver_pid for server in forked_module._servers.values()]
+    assert servers and wait_until(lambda: not any(map(list_child_pids, servers)))
 
 
 @pytest.fixture(scope="module")
