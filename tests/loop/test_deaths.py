@@ -23,7 +23,7 @@ from alphaapollo.runs.command_history import read_history
 from scripts.chaos import faults
 from scripts.chaos.scenes import differences
 from tests.loop.conftest import FinishedRun, Runner, Task, child, processes_of
-from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES
+from tests.loop.engine_kit import ENGINES_AT_NIGHT, PLUGIN_ENGINES
 from tests.loop.warm import Program
 
 POLICY_DIED, ROLLOUT_DIED = "the policy worker of rank 0", "the rollout worker of rank 0"
@@ -96,7 +96,7 @@ def test_signals(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callabl
     leaves_nothing()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_AT_NIGHT)
 def test_a_run_without_ray_is_not_reachable_from_other_machines(
     engine: str, ppo: Runner, leaves_nothing: Callable[[], None]
 ) -> None:

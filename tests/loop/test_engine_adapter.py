@@ -44,7 +44,10 @@ def draw(model: Any, seed: int) -> None:
     [
         ("Qwen3", "all-linear", 4, "vllm"),
         ("Llama", ["q_proj", "v_proj", "down_proj"], 12, "vllm"),
-        *(("Llama", ["q_proj", "v_proj", "down_proj"], 12, name) for name in PLUGIN_ENGINES),
+        *(
+            pytest.param("Llama", ["q_proj", "v_proj", "down_proj"], 12, name, marks=pytest.mark.nightly)
+            for name in PLUGIN_ENGINES
+        ),
     ],
 )
 def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path, name: str) -> None:

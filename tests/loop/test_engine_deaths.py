@@ -16,10 +16,10 @@ from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import ENGINES, PROBE, make_model, start_engine
+from tests.loop.engine_kit import ENGINES_AT_NIGHT, PROBE, make_model, start_engine
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ENGINES_AT_NIGHT)
 def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path, name: str) -> None:
     with start_engine(make_model("Qwen3", 0), tmp_path, name=name) as session:
         engine, title = session.engine, "EngineCore" if name == "vllm" else f"{name}::scheduler"

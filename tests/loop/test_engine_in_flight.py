@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from alphaapollo.types import Completion, Sampling
-from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, start_engine
+from tests.loop.engine_kit import ENGINES_AT_NIGHT, PROBE, Session, logprobs_of, make_model, start_engine
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ENGINES_AT_NIGHT)
 def test_every_token_has_the_version_that_sampled_it(tmp_path: Path, name: str) -> None:
     """Two answers over three versions. The cache is recomputed, so each token is what its weights alone give."""
     length = choose_length(name)

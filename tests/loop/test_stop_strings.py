@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.types import EngineSpec
 from alphaapollo.types import Completion, Sampling, StopReason
-from tests.loop.engine_kit import ENGINES, make_model
+from tests.loop.engine_kit import ENGINES_AT_NIGHT, make_model
 from tests.loop.stack import StackRunner
 from tests.unit.tiny import VOCABULARY, save_tokenizer
 
@@ -54,7 +54,7 @@ def generate(model: str, name: str, *samplings: Sampling) -> list[Completion]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ENGINES_AT_NIGHT)
 def test_engines_stop_at_the_token_that_completes_a_string(model: str, name: str) -> None:
     (whole,) = generate(model, "hf", Sampling(24, temperature=0.0))
     words = [f"w{token}" for token in whole.token_ids]

@@ -95,6 +95,12 @@ def test_accuracy_of_an_episode(score: Score, rewards: list[float], accuracy: fl
     np.testing.assert_equal((again.accuracy, again.reward), (result.accuracy, result.reward))
 
 
+def test_a_marked_score_keeps_an_unknown_accuracy():
+    """E.g. that of an environment's own score_at_limit."""
+    assert mark_limit(Score(0.5, is_limit=True, accuracy=None)).accuracy is None
+    assert mark_limit(Score(0.5, accuracy=None)).accuracy == 0
+
+
 def test_a_limit_is_wrong_for_filters_and_curricula():
     right = make_trajectory(make_turn(1, reward=0.25), score=1.0)
     limit = make_trajectory(make_turn(1, reward=0.25), score=mark_limit(Score(0.0)), end=EpisodeEnd.TURN_LIMIT)

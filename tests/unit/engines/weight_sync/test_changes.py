@@ -137,7 +137,7 @@ def test_changes_at_the_ends_of_blocks_are_found_and_applied(tmp_path: Path, siz
 def test_changes_up_to_an_eighth_of_the_file_may_stand_at_its_start(
     tmp_path: Path, chunks: int, is_found: bool
 ) -> None:
-    """A position and a word are as large as two words of 16 bits, so a changed chunk of `chunks` is 2/chunks of them."""
+    """One chunk of `chunks` has changed. A word and its position need twice the word's 16 bits."""
     new = np.zeros(chunks * changes._CHUNK, "u2")
     new.tofile(tmp_path / "old")
     new[: changes._CHUNK] = 1
