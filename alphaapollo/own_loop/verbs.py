@@ -148,6 +148,13 @@ class Verbs:
     ) -> list[HttpAnswer]:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: most
         probable tokens per position to return beside the sampled one. scores_prompt: also score the prompt."""
+        rollout = self._config.actor_rollout_ref.rollout
+        if any(item.returns_kept_tokens for item in sampling) and not rollout.returns_kept_tokens:
+            raise ValueError(
+                f"returns_kept_tokens=True needs an engine with sampling masks, but rollout.top_p={rollout.top_p:g}, "
+                f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of the "
+                "first three and sampling_mask=auto, or leave it out."
+            )
         async with self._turns.use_engines():
             served = await self.adapters.find(adapter, self._workers.engines)
         requests = [

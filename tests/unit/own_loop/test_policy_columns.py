@@ -15,6 +15,7 @@ from alphaapollo.own_loop.rows import RowReader, make_row
 from alphaapollo.own_loop.setup import check_settings
 from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.types import Row
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 ROLE = "actor_rollout_ref"
 ACTOR, CORRECTION = f"{ROLE}.actor", "algorithm.rollout_correction"
@@ -59,6 +60,24 @@ def test_losses_that_cannot_be_computed_are_refused(keys: Any, loss: Any, column
     (row,) = RowReader(None, 10).read([SAMPLED], {name: [value] for name, value in columns.items()})
     with pytest.raises(ValueError, match=problem) if problem else nullcontext():
         check_loss(configure(keys), loss and get_policy_loss(loss), [row])
+
+
+@pytest.mark.parametrize(
+    ("kept", "problem"),
+    [
+        (KeptTokens.of_sets([[], [3, 5], [4], [7]]), None),
+        (KeptTokens.of_sets([[9], [3, 5], [4]]).encode(), None),  # position 1 is not trained
+        (KeptTokens.of_sets([[3, 5], [4]]), "row 0.* kept_tokens has 2 sets for 4 tokens"),
+        ([[], [3], [4], []], "kept_tokens has a list"),
+        (KeptTokens.of_sets([[], [3, 12], [4]]), "the kept token 12 is outside .* 10 tokens"),
+        (KeptTokens.of_sets([[], [3], [5, 6]]), "the token 4 at position 3 is not among the 2 tokens"),
+    ],
+)
+def test_kept_tokens_of_another_row_are_refused(kept: object, problem: str | None) -> None:
+    with pytest.raises(ValueError, match=problem) if problem else nullcontext():
+        (row,) = RowReader(None, 10).read([SAMPLED], {KEPT_TOKENS: [kept]})
+        sets = KeptTokens.decode(row.columns[KEPT_TOKENS])
+        assert (len(sets), sets[1:].ids.tolist()) == (4, [3, 5, 4])
 
 
 @pytest.mark.parametrize("keys", [FULL_KL, {"teacher.divergence": "jsd"}])
