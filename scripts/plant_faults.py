@@ -69,7 +69,8 @@ data.max_prompt_length=128 data.max_response_length=14 env.rollout.n=4 algorithm
 ONE_STEP = f"{ACTOR}.ppo_mini_batch_size=16"
 TURNS = "env.env_name=numbers env.custom_module=ENVIRONMENT env.max_steps=4 data.max_response_length=64"
 CORRECTION = "algorithm.rollout_correction"
-TRUNCATED = f"{ROLLOUT}.temperature=0.5 {ROLLOUT}.top_p=0.8 {ROLLOUT}.min_p=0.5 {ACTOR}.entropy_coeff=0.1"
+TRUNCATED = f"{ROLLOUT}.temperature=0.5 {ROLLOUT}.top_p=0.8 {ROLLOUT}.min_p=0.1 {ACTOR}.entropy_coeff=0.1 "
+TRUNCATED += f"{ACTOR}.optim.lr=1e-4 data.train_batch_size=16 {ACTOR}.ppo_mini_batch_size=32"
 SETTINGS = {  # two optimizer steps per iteration, or ONE_STEP, after which the weights are compared
     "grpo": f"{ROLLOUT}.temperature=0.8 {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.5 {ACTOR}.entropy_coeff=0.1 "
     f"{ACTOR}.clip_ratio_low=0.02 {ACTOR}.clip_ratio_high=0.8 algorithm.overlong_filter=True",

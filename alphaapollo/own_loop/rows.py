@@ -116,8 +116,8 @@ class RowReader:
         if not isinstance(kept, KeptTokens) or len(kept) not in (len(ids), len(ids) - 1):
             got = f"{len(kept)} sets" if isinstance(kept, KeptTokens) else f"a {type(kept).__name__}"
             raise ValueError(
-                f"{label}: its column {KEPT_TOKENS} has {got} for {len(ids)} tokens. Pass KeptTokens with a set for each "
-                "token but the last, from which the next token was sampled."
+                f"{label}: its column {KEPT_TOKENS} has {got} for {len(ids)} tokens. Pass KeptTokens with a set for "
+                "each token but the last, from which the next token was sampled."
             )
         wrong = kept.ids[(kept.ids < 0) | (kept.ids >= self.vocabulary_size)]
         if len(wrong):

@@ -152,8 +152,8 @@ class Verbs:
         if any(item.returns_kept_tokens for item in sampling) and not rollout.returns_kept_tokens:
             raise ValueError(
                 f"returns_kept_tokens=True needs an engine with sampling masks, but rollout.top_p={rollout.top_p:g}, "
-                f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of the "
-                "first three and sampling_mask=auto, or leave it out."
+                f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of "
+                "the first three and sampling_mask=auto, or leave it out."
             )
         async with self._turns.use_engines():
             served = await self.adapters.find(adapter, self._workers.engines)

@@ -3,8 +3,8 @@
     .venv/bin/python scripts/bench/sampling_mask.py --size 3M
     .venv/bin/python scripts/bench/sampling_mask.py --model DIR --dtype bfloat16 --steps 3
 
-Both sides train with main_ppo and the same top_p: with the mask, and with rollout.sampling_mask=False. They alternate. The
-learning rate is so small that weights in float32 do not change, so that both sides sample and train on the same tokens.
+Both sides train with main_ppo and the same top_p: with the mask, and with rollout.sampling_mask=False. They alternate.
+The learning rate is so small that weights in float32 do not change, so both sides sample and train on the same tokens.
 The last line is a JSON object. `ratio` is the median step without the mask over that with it: 0.95 means that the mask
 takes 5 % of a step; `phase_ratios` has the same for generation, log-probs and update.
 """
