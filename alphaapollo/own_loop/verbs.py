@@ -27,7 +27,7 @@ from alphaapollo.own_loop.compute_turns import ComputeTurns
 from alphaapollo.own_loop.loop_checkpoints import STATE, STEP_NAME, find_checkpoint, format_state, read_state
 from alphaapollo.own_loop.policy_columns import check_loss, make_columns
 from alphaapollo.own_loop.rows import GradientResult, RowReader, distribute, split_by_row
-from alphaapollo.own_loop.sampled_rows import check_first_ratio
+from alphaapollo.own_loop.sampled_rows import check_first_ratio, check_sampling
 from alphaapollo.own_loop.verb_timer import GENERATE, VerbTimer
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.resume import StartPoint
@@ -148,13 +148,7 @@ class Verbs:
     ) -> list[HttpAnswer]:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: most
         probable tokens per position to return beside the sampled one. scores_prompt: also score the prompt."""
-        rollout = self._config.actor_rollout_ref.rollout
-        if any(item.returns_kept_tokens for item in sampling) and not rollout.returns_kept_tokens:
-            raise ValueError(
-                f"returns_kept_tokens=True needs an engine with sampling masks, but rollout.top_p={rollout.top_p:g}, "
-                f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of "
-                "the first three and sampling_mask=auto, or leave it out."
-            )
+        check_sampling(self._config.actor_rollout_ref.rollout, sampling)
         async with self._turns.use_engines():
             served = await self.adapters.find(adapter, self._workers.engines)
         requests = [

@@ -27,7 +27,7 @@ from alphaapollo.engines.weight_sync.verification import WeightSyncError
 from alphaapollo.observability import console
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.run_status import read_run_status
-from alphaapollo.types import Prompt, Row, Sampling
+from alphaapollo.types import Prompt, Row
 from alphaapollo.utils.plugins import is_available
 from examples.own_loop import distill, dpo, grpo, learning_rates, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
@@ -160,8 +160,6 @@ def test_rollout_evaluate_and_awaitables(
         assert (f"view {t.folder}" in printed) == is_available("commands", "view") and re.search(
             r"^ *0:\d\d  (prepare|start)", printed, re.MULTILINE
         )
-        with pytest.raises(ValueError, match="returns_kept_tokens=True needs"):
-            t.sample_tokens([5, 6], [Sampling(4, top_p=0.9, returns_kept_tokens=True)])
         (group,) = t.rollout([Prompt(0, "mine", CHAT)], n=2, environment=Echo)
         assert [one.score.reward for one in group.trajectories] == [2.0, 2.0] or group.trajectories[0].truncated
         first, again = (t.evaluate([CHAT, CHAT], count_digits, n=2, temperature=1.0) for _ in range(2))
