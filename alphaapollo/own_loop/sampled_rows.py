@@ -38,10 +38,10 @@ def check_first_ratio(rows: Sequence[Row], logprobs: Sequence[np.ndarray], versi
 
 
 def check_sampling(rollout: Rollout, sampling: Sequence[Sampling]) -> None:
-    """Raise ValueError if settings ask for kept tokens that the engine, which started with `rollout`, does not return."""
+    """Raise ValueError if settings request kept tokens, but an engine with the settings `rollout` returns none."""
     if any(item.returns_kept_tokens for item in sampling) and not rollout.returns_kept_tokens:
         raise ValueError(
             f"returns_kept_tokens=True needs an engine with sampling masks, but rollout.top_p={rollout.top_p:g}, "
-            f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of the first "
-            "three and sampling_mask=auto, or leave it out."
+            f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of the "
+            "first three and sampling_mask=auto, or leave it out."
         )

@@ -55,8 +55,7 @@ class Verbs:
         self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
         self._turns = ComputeTurns(session, self.adapters, plan.placement.shares_gpus)
         self.state: JsonObject = {}  # the user's values (Trainer.state)
-        self.timer, self._step_metrics = VerbTimer(), dict[str, float]()
-        self._needs_export = False
+        self.timer, self._step_metrics, self._needs_export = VerbTimer(), dict[str, float](), False
 
     async def begin(self, start: StartPoint) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""

@@ -86,7 +86,7 @@ def test_kept_tokens_need_an_engine_with_masks() -> None:
     check_sampling(Rollout(top_p=0.8), sampling)
     for rollout in (Rollout(), Rollout(top_p=0.8, sampling_mask=False)):
         check_sampling(rollout, sampling[:1])
-        with pytest.raises(ValueError, match="returns_kept_tokens=True .* sampling_mask="):
+        with pytest.raises(ValueError, match=r"returns_kept_tokens=True .* sampling_mask="):
             check_sampling(rollout, sampling)
 
 
