@@ -69,6 +69,8 @@ data.max_prompt_length=128 data.max_response_length=14 env.rollout.n=4 algorithm
 ONE_STEP = f"{ACTOR}.ppo_mini_batch_size=16"
 TURNS = "env.env_name=numbers env.custom_module=ENVIRONMENT env.max_steps=4 data.max_response_length=64"
 CORRECTION = "algorithm.rollout_correction"
+TRUNCATED = f"{ROLLOUT}.temperature=0.5 {ROLLOUT}.top_p=0.8 {ROLLOUT}.min_p=0.1 {ACTOR}.entropy_coeff=0.1 "
+TRUNCATED += f"{ACTOR}.optim.lr=1e-4 data.train_batch_size=16 {ACTOR}.ppo_mini_batch_size=32"
 SETTINGS = {  # two optimizer steps per iteration, or ONE_STEP, after which the weights are compared
     "grpo": f"{ROLLOUT}.temperature=0.8 {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.5 {ACTOR}.entropy_coeff=0.1 "
     f"{ACTOR}.clip_ratio_low=0.02 {ACTOR}.clip_ratio_high=0.8 algorithm.overlong_filter=True",
@@ -88,6 +90,8 @@ SETTINGS = {  # two optimizer steps per iteration, or ONE_STEP, after which the 
     "hf": f"{ROLLOUT}.name=hf {ROLLOUT}.temperature=0.5 {ONE_STEP} data.train_batch_size=16",
     "vllm": f"{ROLLOUT}.temperature=0.5 {ROLLOUT}.name=vllm {ROLLOUT}.kv_cache_gib=0.1 {MODEL}.lora_rank=4 "
     f"{MODEL}.lora_alpha=8",
+    "truncated": f"{ROLLOUT}.name=hf {TRUNCATED}",
+    "truncated_vllm": f"{ROLLOUT}.name=vllm {ROLLOUT}.kv_cache_gib=0.1 {TRUNCATED}",
 }
 FAULTS = Path(__file__).with_name("planted_faults.txt")
 RUN = f"import runpy, {PACKAGE}; print({PACKAGE}.__file__); runpy.run_module({MAIN!r}, run_name='__main__')"
@@ -97,7 +101,7 @@ RUN = f"import runpy, {PACKAGE}; print({PACKAGE}.__file__); runpy.run_module({MA
 class Fault:
     name: str
     settings: str
-    quantity: str  # the first check that fails, or "none"
+    quantity: str  # the first check that fails; "none"; or "error: PART" of the message that ends the run
     edits: tuple[tuple[str, str, str], ...]  # file, text, and text that replaces it
 
 
@@ -163,10 +167,12 @@ def check_fault(copy: PackageCopy, fault: Fault) -> bool:
         found = copy.find_first_difference(fault)
     except (RuntimeError, ValueError) as failure:
         error = f"\n{failure}"
-    quantity = "error" if error else found.quantity if found else "none"
+    quantity, expected = found.quantity if found else "none", fault.quantity.removeprefix("error: ")
+    if error:
+        quantity = fault.quantity if fault.quantity != expected and expected in error else "error"
     file, deviation = fault.edits[0][0] if fault.edits else "", f"{found.deviation:.1e}" if found else ""
-    verdict = "ok" if quantity == fault.quantity else "MISSED" if fault.edits else "FAILED"
-    row = fault.name, file, fault.settings, fault.quantity, quantity, deviation, verdict + error
+    verdict = "ok" if quantity == fault.quantity else ("MISSED" if fault.edits else "FAILED") + error
+    row = fault.name, file, fault.settings, fault.quantity, quantity, deviation, verdict
     print(ROW.format(*row), flush=True)
     return quantity == fault.quantity
 

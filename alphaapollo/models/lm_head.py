@@ -233,8 +233,8 @@ class LogitTransform(NamedTuple):
         return logits if self.excluded is None else logits.index_fill(1, self.excluded, EXCLUDED_LOGIT)
 
     def leave_out(self, logits: Tensor) -> Tensor:
-        """Return transformed logits without those of tokens that the sampler did not keep. [c, V] -> [c, V]"""
-        return logits if self.left_out is None else logits.masked_fill(self.left_out, EXCLUDED_LOGIT)
+        """Exclude the tokens that the sampler did not keep, in place. [c, V] -> [c, V]"""
+        return logits if self.left_out is None else logits.masked_fill_(self.left_out, EXCLUDED_LOGIT)
 
 
 @lru_cache
@@ -253,7 +253,9 @@ def compute_chunk_stats(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return normaliser, log-prob of the target, and entropy (0 if it is not needed) of raw logits [c, V]; [c] each.
     saves_slopes: replace `raw` by the gradient of the log-prob with respect to it; the transform must have no cap."""
-    logits = transform.leave_out(transform(raw))
+    logits = transform(raw)
+    is_copy = logits is not raw or transform.left_out is None
+    logits = transform.leave_out(logits if is_copy else logits.clone())
     top = logits.amax(dim=-1)
     if torch.compiler.is_compiling():  # one kernel
         exponentials = (logits - top[:, None]).exp_()
@@ -283,7 +285,7 @@ def compute_logit_gradient(
     """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c], and from
     `grad_from_divergence`, the gradient of the transformed logits [c, V]."""
     logits = transform(raw)
-    logp = transform.leave_out(logits) - normaliser[:, None]
+    logp = transform.leave_out(logits - normaliser[:, None])
     slope = torch.zeros_like(normaliser[:, None])  # d loss / d z_v as a multiple of p_v
     if grad_logprobs is not None:
         slope = slope - grad_logprobs[:, None]

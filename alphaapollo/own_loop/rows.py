@@ -17,7 +17,7 @@ from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.launch.plan import Plan
 from alphaapollo.models.load import load_config
 from alphaapollo.types import LONGER_PROMPT, Row
-from alphaapollo.utils.kept_tokens import KEPT_TOKENS
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 TUPLE_COLUMNS = (LONGER_PROMPT, TEACHER_SHARES)  # columns with a tuple per row
 PER_ROW_COLUMNS = (*TUPLE_COLUMNS, KEPT_TOKENS)
@@ -86,8 +86,6 @@ class RowReader:
             raise ValueError(f"{label} has {len(ids)} tokens, but the model reads at most {self.max_length}. Cut it.")
         values = {TARGETS: ids, WEIGHTS: trained, **row.columns, **columns}
         checked_columns |= {name: tuple(values[name]) for name in TUPLE_COLUMNS if name in values}
-        if KEPT_TOKENS in values and np.array_equal(values[TARGETS], ids):  # other targets were not sampled
-            checked_columns[KEPT_TOKENS] = values[KEPT_TOKENS]
         for name in names:
             value = np.asarray(values.get(name))
             if value.dtype == object or (value.ndim and len(value) != len(ids)):
@@ -104,10 +102,35 @@ class RowReader:
             if len(wrong):
                 size = self.vocabulary_size
                 raise ValueError(f"{label}: the {noun} {wrong[0]} is outside the model's vocabulary of {size} tokens.")
+        if KEPT_TOKENS in values and np.array_equal(values[TARGETS], ids):  # other targets were not sampled
+            checked_columns[KEPT_TOKENS] = self._read_kept_tokens(label, values[KEPT_TOKENS], ids, weights != 0)
         checked_columns |= {WEIGHTS: weights} if WEIGHTS in checked_columns else {}
         is_sampled = (trained != 0) & (checked_columns.get(TARGETS, ids) == ids)
         logprobs = np.where(weights == 0, 0.0, np.where(is_sampled, row.logprobs, math.nan)).tolist()
         return replace(row, columns=checked_columns, action_mask=(weights != 0).astype(int).tolist(), logprobs=logprobs)
+
+    def _read_kept_tokens(self, label: str, given: object, ids: np.ndarray, is_trained: np.ndarray) -> bytes:
+        """Check and encode the kept tokens of a row: KeptTokens, or their encoding, of T positions, or of T - 1 as in a
+        completion."""
+        kept = KeptTokens.decode(given) if isinstance(given, bytes) else given
+        if not isinstance(kept, KeptTokens) or len(kept) not in (len(ids), len(ids) - 1):
+            got = f"{len(kept)} sets" if isinstance(kept, KeptTokens) else f"a {type(kept).__name__}"
+            raise ValueError(
+                f"{label}: its column {KEPT_TOKENS} has {got} for {len(ids)} tokens. Pass KeptTokens with a set for "
+                "each token but the last, from which the next token was sampled."
+            )
+        wrong = kept.ids[(kept.ids < 0) | (kept.ids >= self.vocabulary_size)]
+        if len(wrong):
+            size = self.vocabulary_size
+            raise ValueError(f"{label}: the kept token {wrong[0]} is outside the model's vocabulary of {size} tokens.")
+        kept = kept[: len(ids) - 1]
+        for position in kept.find_outside(ids[1:]) + 1:
+            if is_trained[position]:
+                raise ValueError(
+                    f"{label}: the token {ids[position]} at position {position} is not among the "
+                    f"{kept.sizes[position - 1]} tokens in its column {KEPT_TOKENS}. Pass the sets of this row."
+                )
+        return KeptTokens.concatenate([kept, KeptTokens.of_sets([()])]).encode()
 
 
 def distribute(rows: Sequence[Row], plan: Plan, groups: Sequence[object] | None = None) -> BatchLayout:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.weight_sync.verification import WeightSyncError
-from alphaapollo.types import Row
+from alphaapollo.types import Row, Sampling
 
 
 def check_engine_log_probs(rows: Sequence[Row], temperature: float, fix: str = "") -> None:
@@ -33,4 +34,14 @@ def check_first_ratio(rows: Sequence[Row], logprobs: Sequence[np.ndarray], versi
             f"the ratio to the engine's policy is not 1 before the first step: mean log-prob of {len(engine)} tokens "
             f"is {trainer.mean():.5g} under the trainer and {engine.mean():.5g} under the engine, with equal weights "
             f"(mean difference {gap:.2g} nats, tolerance {tolerance:.0e}). Train on the rows as they were sampled."
+        )
+
+
+def check_sampling(rollout: Rollout, sampling: Sequence[Sampling]) -> None:
+    """Raise ValueError if settings request kept tokens, but an engine with the settings `rollout` returns none."""
+    if any(item.returns_kept_tokens for item in sampling) and not rollout.returns_kept_tokens:
+        raise ValueError(
+            f"returns_kept_tokens=True needs an engine with sampling masks, but rollout.top_p={rollout.top_p:g}, "
+            f"top_k={rollout.top_k}, min_p={rollout.min_p:g}, sampling_mask={rollout.sampling_mask}. Set one of the "
+            "first three and sampling_mask=auto, or leave it out."
         )

@@ -27,7 +27,7 @@ from alphaapollo.own_loop.compute_turns import ComputeTurns
 from alphaapollo.own_loop.loop_checkpoints import STATE, STEP_NAME, find_checkpoint, format_state, read_state
 from alphaapollo.own_loop.policy_columns import check_loss, make_columns
 from alphaapollo.own_loop.rows import GradientResult, RowReader, distribute, split_by_row
-from alphaapollo.own_loop.sampled_rows import check_first_ratio
+from alphaapollo.own_loop.sampled_rows import check_first_ratio, check_sampling
 from alphaapollo.own_loop.verb_timer import GENERATE, VerbTimer
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.resume import StartPoint
@@ -55,8 +55,7 @@ class Verbs:
         self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
         self._turns = ComputeTurns(session, self.adapters, plan.placement.shares_gpus)
         self.state: JsonObject = {}  # the user's values (Trainer.state)
-        self.timer, self._step_metrics = VerbTimer(), dict[str, float]()
-        self._needs_export = False
+        self.timer, self._step_metrics, self._needs_export = VerbTimer(), dict[str, float](), False
 
     async def begin(self, start: StartPoint) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
@@ -148,6 +147,7 @@ class Verbs:
     ) -> list[HttpAnswer]:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: most
         probable tokens per position to return beside the sampled one. scores_prompt: also score the prompt."""
+        check_sampling(self._config.actor_rollout_ref.rollout, sampling)
         async with self._turns.use_engines():
             served = await self.adapters.find(adapter, self._workers.engines)
         requests = [

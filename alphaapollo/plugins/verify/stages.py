@@ -8,7 +8,7 @@ Each stage gets the run's own inputs of this stage, so a fault is found in the s
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
 from alphaapollo.observability.sampling_metrics import MAX_TOKENS, compare_samples, draw_rows, list_free_rows
 from alphaapollo.plugins.verify.reference import advantages, losses, models, optimizers
-from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample
+from alphaapollo.plugins.verify.reference.samples import NotCovered, Recorded, Sample
 from alphaapollo.plugins.verify.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients
 from alphaapollo.plugins.verify.update import ALL, RecordedUpdate
 from alphaapollo.runs.update_checks import Check
@@ -170,21 +170,26 @@ class Verification(RecordedUpdate):
 
     @torch.no_grad()
     def check_sampling(self, policy: nn.Module) -> Iterator[Check]:
-        """Check that the engine's tokens are samples of the weights before the update."""
+        """Check that the engine's tokens are samples of the weights before the update, among the tokens that its
+        sampler should have kept."""
         rollout = self.role.rollout
         if rollout.name == "fake":
             return
-        truncates = rollout.temperature == 0 or rollout.top_p < 1 or rollout.top_k > 0 or getattr(rollout, "min_p", 0)
-        if truncates or self.algorithm.filter_groups.enable or self.config.trainer.async_mode:
-            yield self.not_covered(
-                "sampling", "tokens or groups were selected: top_p, top_k, filter_groups, async_mode"
-            )
-            return
         free = [list_free_rows(group, self.inputs.step - 1, rollout.temperature) for group in self.inputs.groups]
         rows = draw_rows(free, 0, MAX_TOKENS if self.sample is None else MAX_TOKENS // 8)
+        truncation = rollout.top_p, rollout.top_k, getattr(rollout, "min_p", 0.0)
+        is_truncated = truncation[0] < 1 or max(truncation[1:]) > 0
+        if is_truncated and all(KEPT_TOKENS in row.columns for row in rows):
+            yield self.check_kept_tokens(policy, rows, truncation)
+            is_truncated = False
+        is_truncated |= rollout.temperature == 0
+        if is_truncated or self.algorithm.filter_groups.enable or self.config.trainer.async_mode:
+            reason = "tokens or groups were selected: top_p, top_k, min_p, filter_groups, async_mode"
+            yield self.not_covered("sampling", reason)
+            return
         surprises = np.zeros(NUM_SUMS)
         for row in rows:
-            logp, mask = self.of_row(policy, row), np.asarray(row.action_mask) != 0
+            logp, mask = self.among_kept(self.of_row(policy, row), row), np.asarray(row.action_mask) != 0
             mean = (logp.exp() * logp).sum(1, keepdim=True)
             variance = (logp.exp() * (logp - mean).square()).sum(1)
             stats = torch.stack([models.of_sampled(logp, row), -mean[:, 0], variance], 1)
@@ -192,6 +197,20 @@ class Verification(RecordedUpdate):
         z = [compute_z(surprises), compute_z(np.sum([*map(compare_samples, free), np.zeros(NUM_SUMS)], axis=0))]
         where = f"{len(rows)} rows: {z[0]:+.1f}, equal samples: {z[1]:+.1f}"
         yield Check("sampling", where, max(map(abs, z)), 5.0, "standard deviations")
+
+    def check_kept_tokens(
+        self, policy: nn.Module, rows: Sequence[Recorded], truncation: tuple[float, int, float]
+    ) -> Check:
+        """Check that the engine kept the tokens that top_p, top_k and min_p keep."""
+        masses = [torch.zeros(0)]
+        for row in rows:
+            logp = self.of_row(policy, row)
+            is_kept = self.among_kept(logp, row).exp() > 0
+            masses.append((logp.exp() * (models.find_kept(logp, *truncation) != is_kept)).sum(1))
+        mass = torch.cat(masses)
+        where, limit = f"{len(rows)} rows", max(self.engine_limit, 1e-3)
+        reason = f"probability of tokens of only one of both sets, mean of {len(mass)} positions"
+        return Check("kept tokens", where, float(mass.mean()) if len(mass) else 0.0, limit, reason)
 
     def check_policy_steps(self, policy: nn.Module) -> Iterator[Check]:
         """Check the gradient of each optimizer step, and the weights after the last one."""

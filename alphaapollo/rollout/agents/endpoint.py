@@ -36,7 +36,7 @@ MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
 CLOSE_SECONDS = 5.0  # time limit to close open connections
-NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}  # no effect
+NEUTRAL_SAMPLING = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}  # no effect
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -295,7 +295,7 @@ def _warn_of_overridden_settings(session: AgentSession, fields: JsonObject) -> N
     """Warn once about each setting of a client that the policy's own setting replaces."""
     sampling = session.sampling
     policy: JsonObject = {"model": MODEL_NAME, **NEUTRAL_SAMPLING}
-    policy |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    policy |= {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     if fields.get("tools"):
         policy["parallel_tool_calls"] = True
     for key, value in policy.items():

@@ -193,13 +193,14 @@ def test_kept_tokens_equal_the_enumerated_distribution(limits: LogitLimits, kind
     monkeypatch.setattr(head_module, "_compile", partial(torch.compile, backend="eager", dynamic=True))
     hidden, weight, _, targets, other_states, other_weight = inputs()
     cap, leaves = 2.0 if kind == "softcap" else None, (hidden, weight)
+    temperature = 1.0 if kind == "all" else 0.7  # with 1.0, the logits are not copied
     head, sets = LmHead(weight, softcap=cap, num_tokens=10), sets_with(targets := targets % 10)
     other = DivergenceTarget(LmHeadInput(other_states, LmHead(other_weight[:10])), REVERSE)
     target = None if kind in ("log-probs", "fused") else other
     options = {"limits": limits, "kept": kept_logits(sets), "fused": kind == "fused"}
-    stats = compute_token_stats(LmHeadInput(hidden, head), targets, 0.7, kind != "log-probs", target, **options)
+    stats = compute_token_stats(LmHeadInput(hidden, head), targets, temperature, kind != "log-probs", target, **options)
     logits = hidden @ weight[:10].T
-    logits = (cap * torch.tanh(logits / cap) if cap else logits) / 0.7
+    logits = (cap * torch.tanh(logits / cap) if cap else logits) / temperature
     logprobs, entropies = [], []
     for one, kept, token in zip(logits, sets, targets.tolist(), strict=True):
         ids = [token for token in kept if token < 10] or [*range(10)]  # row 10 of the weight is padding
@@ -210,6 +211,6 @@ def test_kept_tokens_equal_the_enumerated_distribution(limits: LogitLimits, kind
     if kind != "log-probs":
         assert_same(stats.logprobs + stats.entropy, torch.stack(logprobs) + torch.stack(entropies), leaves)
     if target is not None:
-        expected = kl_full(logits, other_states @ other_weight[:10].T / 0.7)
+        expected = kl_full(logits, other_states @ other_weight[:10].T / temperature)
         mixed = stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.divergence
         assert_same(mixed, torch.stack(logprobs) + 0.3 * torch.stack(entropies) + 0.2 * expected, leaves)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Rollout
 from alphaapollo.own_loop.policy_columns import check_loss, compute_row_weights
 from alphaapollo.own_loop.rows import RowReader, make_row
+from alphaapollo.own_loop.sampled_rows import check_sampling
 from alphaapollo.own_loop.setup import check_settings
 from alphaapollo.planning.memory_fit import replace_values
-from alphaapollo.types import Row
+from alphaapollo.types import Row, Sampling
+from alphaapollo.utils.kept_tokens import KEPT_TOKENS, KeptTokens
 
 ROLE = "actor_rollout_ref"
 ACTOR, CORRECTION = f"{ROLE}.actor", "algorithm.rollout_correction"
@@ -59,6 +61,33 @@ def test_losses_that_cannot_be_computed_are_refused(keys: Any, loss: Any, column
     (row,) = RowReader(None, 10).read([SAMPLED], {name: [value] for name, value in columns.items()})
     with pytest.raises(ValueError, match=problem) if problem else nullcontext():
         check_loss(configure(keys), loss and get_policy_loss(loss), [row])
+
+
+@pytest.mark.parametrize(
+    ("kept", "problem"),
+    [
+        (KeptTokens.of_sets([[], [3, 5], [4], [7]]), None),
+        (KeptTokens.of_sets([[9], [3, 5], [4]]).encode(), None),  # position 1 is not trained
+        (KeptTokens.of_sets([[3, 5], [4]]), "row 0.* kept_tokens has 2 sets for 4 tokens"),
+        ([[], [3], [4], []], "kept_tokens has a list"),
+        (KeptTokens.of_sets([[], [3, 12], [4]]), "the kept token 12 is outside .* 10 tokens"),
+        (KeptTokens.of_sets([[], [3], [5, 6]]), "the token 4 at position 3 is not among the 2 tokens"),
+    ],
+)
+def test_kept_tokens_of_another_row_are_refused(kept: object, problem: str | None) -> None:
+    with pytest.raises(ValueError, match=problem) if problem else nullcontext():
+        (row,) = RowReader(None, 10).read([SAMPLED], {KEPT_TOKENS: [kept]})
+        sets = KeptTokens.decode(row.columns[KEPT_TOKENS])
+        assert (len(sets), sets[1:].ids.tolist()) == (4, [3, 5, 4])
+
+
+def test_kept_tokens_need_an_engine_with_masks() -> None:
+    sampling = [Sampling(4), Sampling(4, top_p=0.9, returns_kept_tokens=True)]
+    check_sampling(Rollout(top_p=0.8), sampling)
+    for rollout in (Rollout(), Rollout(top_p=0.8, sampling_mask=False)):
+        check_sampling(rollout, sampling[:1])
+        with pytest.raises(ValueError, match=r"returns_kept_tokens=True .* sampling_mask="):
+            check_sampling(rollout, sampling)
 
 
 @pytest.mark.parametrize("keys", [FULL_KL, {"teacher.divergence": "jsd"}])

@@ -134,6 +134,19 @@ def among_kept(logprobs: Tensor, kept: list[list[int]]) -> Tensor:
     return logprobs.masked_fill(left_out, -1e9).log_softmax(-1)
 
 
+def find_kept(logprobs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
+    """Return which tokens a sampler keeps: those with at least min_p of the largest probability, of them the top_k most
+    probable ones, and of them the fewest whose renormalized probabilities add up to top_p. [T, V] -> bool [T, V]"""
+    ordered, order = logprobs.sort(descending=True)
+    kept = ordered.exp() >= min_p * ordered[:, :1].exp()
+    kept[:, top_k if top_k > 0 else ordered.shape[1] :] = False
+    probs = ordered.exp() * kept
+    before = probs.cumsum(1) - probs
+    if top_p < 1:
+        kept &= before < top_p * probs.sum(1, keepdim=True)
+    return torch.zeros_like(kept).scatter(1, order, kept)
+
+
 def of_sampled(logprobs: Tensor, row: Recorded) -> Tensor:
     """Select the log-probs of the sampled tokens, [T]."""
     tokens = np.asarray(row.token_ids)[np.flatnonzero(np.asarray(row.action_mask))]
