@@ -4,8 +4,8 @@
     .venv/bin/python scripts/bench/weights.py --experts --other ../older_checkout --ranks 1 2 4
 
 The model has random weights in bfloat16, and each rank keeps its slices in float32. Memory (MiB) is the increase of
-rank 0's resident memory: its peak, and that of the part that is not mapped from files. The last line is a JSON object. A
-ratio is the other checkout's value over ours.
+rank 0's resident memory: its peak, and that of the part that is not mapped from files. The last line is a JSON object.
+A ratio is the other checkout's value over ours.
 """
 
 from __future__ import annotations

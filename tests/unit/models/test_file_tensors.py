@@ -92,9 +92,9 @@ def load_slices(case: Case, rank: int, num_ranks: int, address: str) -> tuple[Sl
         sent.append(full)
         return _distribute(full, *arguments, **keys)
 
-    _read, _distribute = file_tensors._read, sharding.distribute_tensor
+    _read, _distribute = file_tensors.read_tensor, sharding.distribute_tensor
     with (
-        mock.patch.object(file_tensors, "_read", read_tensor),
+        mock.patch.object(file_tensors, "read_tensor", read_tensor),
         mock.patch.object(sharding, "distribute_tensor", distribute),
     ):
         worker = training.make_worker(case, rank, num_ranks, address)
