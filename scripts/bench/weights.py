@@ -11,6 +11,8 @@ A ratio is the other checkout's value over ours.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -31,6 +33,8 @@ class Peak:
     """Context manager that measures seconds, and the increase of this process's resident memory in MiB."""
 
     def __enter__(self) -> Peak:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier work has freed would hide an increase
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         self.before, self.anonymous, self.is_over = read_status(), 0, threading.Event()
         self.thread = threading.Thread(target=self._poll)
@@ -106,7 +110,9 @@ def measure(checkout: Path, world_size: int, folder: Path) -> dict[str, float]:
     (folder / "meeting").unlink(missing_ok=True)
     command = [sys.executable, __file__, RANK, str(checkout), str(folder), str(world_size)]
     ranks = [
-        subprocess.Popen([*command, str(rank)], cwd=checkout, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(rank)], cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         for rank in range(world_size)
     ]
     outputs = [rank.communicate()[0] for rank in ranks]

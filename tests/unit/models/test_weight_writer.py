@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import huggingface_hub
 import pytest
 import torch
 
-from alphaapollo.config.schema import Model
-from alphaapollo.models.export import gather_parameters, list_parameters
-from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.weight_writer import write_weights
-from tests.architectures.models import ARCHITECTURES, Architecture
 
 SPLIT = huggingface_hub.split_torch_state_dict_into_shards
 
@@ -36,16 +31,3 @@ def test_files_are_those_of_huggingface_hub(tmp_path: Path, max_bytes: int) -> N
         write_weights(tmp_path / "own", shapes, reversed(tensors.items()))
     expected = read_folder(tmp_path / "hub")
     assert read_folder(tmp_path / "own") == expected and (len(expected) > 5) is (max_bytes == 1000)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
-def test_names_and_shapes_are_known_without_values(architecture: Architecture, tmp_path: Path) -> None:
-    try:
-        model: Any = load_causal_lm(Model(path=str(architecture.save(tmp_path))), "padded")
-    except ValueError:
-        return  # the architecture is refused
-    gathered = dict(gather_parameters(model, torch.bfloat16))
-    listed = list_parameters(model, torch.bfloat16)
-    assert [*listed] == [*gathered]
-    for name, tensor in gathered.items():
-        assert (listed[name].shape, listed[name].dtype) == (tensor.shape, tensor.dtype)
