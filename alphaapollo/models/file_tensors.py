@@ -95,8 +95,10 @@ def mark_file_tensors(model: PreTrainedModel, path: str, new_weights: Collection
     """Mark the parameters of a loaded model that ranks may read from its files, except `new_weights`, in the context of
     `load_for_ranks`. The values of marked parameters must not be changed afterwards."""
     for name, tensor in find_file_tensors(model, path).items() if _is_for_ranks.get() else ():
-        if name not in new_weights:
-            vars(model.get_parameter(name))[MARK] = tensor
+        parameter, row = model.get_parameter(name), [slice(0, 1)]
+        is_loaded = tensor.converter or tensor.read(row).equal(parameter.data[:1])  # transformers took it, too
+        if is_loaded and name not in new_weights:
+            vars(parameter)[MARK] = tensor
 
 
 def share_file_tensors(source: nn.Module | None) -> tuple[dict[str, FileTensor], bool]:

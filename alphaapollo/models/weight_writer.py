@@ -23,7 +23,7 @@ def write_weights(folder: Path, shapes: Mapping[str, Tensor], tensors: Iterable[
     for name, tensor in tensors:
         with (folder / split.tensor_to_filename[name]).open("r+b") as opened:
             opened.seek(offsets.pop(name))
-            opened.write(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+            opened.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     assert not offsets, f"no values of {', '.join(offsets)}"
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
