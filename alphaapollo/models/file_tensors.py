@@ -108,7 +108,7 @@ def share_file_tensors(source: nn.Module | None) -> tuple[dict[str, FileTensor],
     shared = [{name: vars(parameter)[MARK] for name, parameter in named if MARK in vars(parameter)}]
     dist.broadcast_object_list(shared, 0)
     parts = {part for tensor in shared[0].values() for parts in tensor.sources.values() for part in parts}
-    return shared[0], _have_all_nodes(sorted({file for file, _ in parts}))
+    return shared[0], bool(parts) and _have_all_nodes(sorted({file for file, _ in parts}))
 
 
 def _have_all_nodes(files: Sequence[Path]) -> bool:

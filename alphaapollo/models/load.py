@@ -117,8 +117,7 @@ def load_reward_model(
     config = load_config(model)
     if head_seed is not None and is_causal_lm(config):
         config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)
-        auto_class = "AutoModelForSequenceClassification"
-        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
+        loaded = _load_model("AutoModelForSequenceClassification", config, model, attention, dtype, {"score.weight"})
         if dtype is None:
             init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(head_seed, "score_head"))
     else:

@@ -318,13 +318,6 @@ def _apply_in_place(root: torch.nn.Module, fn: Callable[[Tensor], Tensor], recur
 
 
 def _do_nothing(*_: Any, **__: Any) -> None: ...
-
-
-def _gather_own_object(objects: list[Any], own: Any) -> None:
-    """All ranks of the fake process group have the same object."""
-    objects[:] = [own] * len(objects)
-
-
 def _return_zero(*_: Any, **__: Any) -> int:
     return 0
 
@@ -380,7 +373,6 @@ def _list_patches() -> list[tuple[Any, str, Any]]:
         (DeviceMesh, "__init__", outside(DeviceMesh.__init__)),
         (DeviceMesh, "_concatenate", staticmethod(outside(DeviceMesh._concatenate))),
         (dist, "broadcast_object_list", _do_nothing),
-        (dist, "all_gather_object", _gather_own_object),
         (dist, "barrier", lambda *_, **__: FakeGpu.note("barrier")),
     ]
 
