@@ -6,7 +6,9 @@ import copy
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -26,6 +28,7 @@ from alphaapollo.models.decoder import find_decoder_layers, replace_placeholder_
 from alphaapollo.models.load import has_custom_code, load_causal_lm, load_config
 from alphaapollo.models.quantized import list_weight_names, read_quantization
 from alphaapollo.models.sharding import full_tensor
+from alphaapollo.models.weight_writer import write_weights
 from alphaapollo.utils.hub import is_adapter
 from alphaapollo.utils.seeds import derive_seed
 
@@ -52,17 +55,33 @@ def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tu
     """Yield (name, tensor) of all parameters, gathered by layer, in `dtype` (a collective: every rank must exhaust it).
     Names are those of a Hugging Face checkpoint. Tied parameters are yielded once. LoRA adapters are merged into the
     weights."""
+    lora_layers = lora.get_lora_layers(model)
+
+    def gather(name: str, own: Tensor) -> Tensor:
+        weight = lora.merge_lora_weight(lora_layers[name]) if name in lora_layers else own.detach()
+        return full_tensor(weight.to(dtype))
+
+    yield from _convert_parameters(model, gather)
+
+
+def list_parameters(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return what gather_parameters yields, on the meta device."""
+    return dict(_convert_parameters(model, lambda _, own: torch.empty(own.shape, dtype=dtype, device="meta")))
+
+
+def _convert_parameters(
+    model: PreTrainedModel, get_tensor: Callable[[str, Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of a Hugging Face checkpoint, by layer. get_tensor: (name, parameter) -> complete tensor."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    lora_layers = lora.get_lora_layers(model)
     for names in _group_parameter_names_by_layer(model):
         gathered = {}
         for name in names:
             if not lora.is_adapter_parameter(name):
                 layer, _, key = name.rpartition(".")
                 own: Tensor = getattr(model.get_submodule(layer), key)
-                weight = lora.merge_lora_weight(lora_layers[name]) if name in lora_layers else own.detach()
-                gathered[lora.get_base_parameter_name(name)] = full_tensor(weight.to(dtype))
+                gathered[lora.get_base_parameter_name(name)] = get_tensor(name, own)
         for name, tensor in revert_weight_conversion(model, gathered).items():
             if model.config.model_type == "qwen3_vl_moe" and ".experts." in name:
                 tensor = tensor.transpose(1, 2)  # as in published checkpoints; transformers loads both orientations
@@ -76,23 +95,27 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
     Raises OSError, e.g. if the disk is full."""
     final = Path(folder)
     partial = final.with_name(f".writing_{final.name}")
+    is_writer = dist.get_rank() == 0
     with explain_write_errors(Path(folder)):
-        tensors = {}
-        for name, tensor in lora.gather_adapter(model) if lora_form == "adapter" else gather_parameters(model, dtype):
-            if dist.get_rank() == 0:
-                tensors[name] = tensor.cpu()
-        if dist.get_rank() == 0:
+        if is_writer:
             shutil.rmtree(partial, ignore_errors=True)
-            if lora_form == "adapter":
+        if lora_form == "adapter":
+            tensors = {name: tensor.cpu() for name, tensor in lora.gather_adapter(model)}
+            if is_writer:
                 lora.write_adapter(partial, model, tensors, source.path)
                 path = source.tokenizer_path or source.path
                 load_tokenizer(path, source.trust_remote_code).save_pretrained(partial)
-            else:
-                persistent = model.state_dict().keys()
-                tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
-                config = copy.deepcopy(model.config)
-                config.architectures = [type(model).__name__]
-                write_folder(partial, tensors, config, dtype, source)
+        elif is_writer:
+            persistent = model.state_dict().keys()
+            buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+            shapes = list_parameters(model, dtype) | {name: buffer.to("meta") for name, buffer in buffers.items()}
+            write_weights(partial, shapes, chain(gather_parameters(model, dtype), buffers.items()))
+            config = copy.deepcopy(model.config)
+            config.architectures = [type(model).__name__]
+            write_folder(partial, None, config, dtype, source)
+        else:
+            deque(gather_parameters(model, dtype), maxlen=0)
+        if is_writer:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
@@ -119,15 +142,16 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
 
 
 def write_folder(
-    folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
+    folder: Path, tensors: dict[str, Tensor] | None, config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
     """Write weights and configuration to a Hugging Face folder, and copy modeling code, generation_config.json,
-    tokenizer and processor of `source`."""
+    tokenizer and processor of `source`. tensors: None if the folder has the weights."""
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoProcessor, AutoTokenizer
 
-    folder.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(tensors, folder)
+    if tensors is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_torch_state_dict(tensors, folder)
     path = source.tokenizer_path or source.path
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code)
     if reads_images(config):

@@ -26,6 +26,7 @@ from alphaapollo.models.decoder import (
     load_example_image,
 )
 from alphaapollo.models.expert_parallel import keep_split_sizes
+from alphaapollo.models.file_tensors import leaves_experts, mark_file_tensors, read_state_dict_without_experts
 from alphaapollo.models.quantized import (
     quantize_layers,
     read_group_size,
@@ -116,8 +117,7 @@ def load_reward_model(
     config = load_config(model)
     if head_seed is not None and is_causal_lm(config):
         config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)
-        auto_class = "AutoModelForSequenceClassification"
-        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
+        loaded = _load_model("AutoModelForSequenceClassification", config, model, attention, dtype, {"score.weight"})
         if dtype is None:
             init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(head_seed, "score_head"))
     else:
@@ -243,20 +243,26 @@ def _load_model(
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     model_class: Any = getattr(transformers, auto_class)
-    path: str | None = model.path
     if group_size := read_group_size(config, model.path):
         remove_quantization(config)  # of the files, but not of the built model, which may be exported
     with _explain_errors(model, "the model", WEIGHT_FILES_FIX):
-        if dtype is not None or group_size:
+        if dtype is not None or group_size or leaves_experts(config):
+            meta_dtype = dtype or (torch.float32 if group_size else config.dtype)
             with torch.device("meta"):
-                loaded = model_class.from_config(config, **settings | {"dtype": dtype or torch.float32})
+                loaded = model_class.from_config(config, **settings | {"dtype": meta_dtype})
         if dtype is None:
+            tensors: dict[str, torch.Tensor] = {}
             if group_size:
-                files_dtype = config.dtype or torch.bfloat16
-                settings |= {"dtype": files_dtype, "state_dict": read_state_dict(model.path, files_dtype)}
-                model_class, path = type(loaded), None
+                settings["dtype"] = files_dtype = config.dtype or torch.bfloat16
+                tensors = read_state_dict(model.path, files_dtype)
+            elif leaves_experts(config):
+                tensors = read_state_dict_without_experts(loaded, model.path)
+            if tensors:
+                settings["state_dict"], model_class = tensors, type(loaded)
+            path = None if tensors else model.path
             loaded, info = model_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
             check_tensor_names(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
+            mark_file_tensors(loaded, model.path, new_weights)
         if group_size:
             quantize_layers(loaded, model.path, group_size)
     loaded.eval()
@@ -357,8 +363,7 @@ def find_quantization(config: PretrainedConfig) -> str:
 
 def describe_image_input(model: Model) -> tuple[object, ...] | None:
     """Return placeholder tokens and the prepared form of a generated image. None if the model reads no images."""
-    image = load_example_image(model)
-    if image is None:
+    if (image := load_example_image(model)) is None:
         return None
     return find_placeholder_ids(load_config(model)), image.digest, tuple(image.token_ids)
 

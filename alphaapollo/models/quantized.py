@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -21,7 +20,7 @@ from alphaapollo.data.images import reads_images
 from alphaapollo.models.cpu_linear import linear
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.sharding import local_tensor
-from alphaapollo.models.weight_files import find_weight_files
+from alphaapollo.models.weight_files import find_weight_files, map_tensors, read_tensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -137,14 +136,12 @@ def read_state_dict(path: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read the weights of a model with quantized layers, with `weight` of these layers as views of one number, which
     take no memory until `quantize_layers` replaces them. dtype: of these views."""
     tensors = dict[str, Tensor]()
-    for file in find_quantized_layers(path):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 it is no dict
-                if name.endswith(SHAPE):
-                    shape = opened.get_tensor(name).tolist()
-                    tensors[f"{name.removesuffix(SHAPE)}.weight"] = torch.zeros(1, dtype=dtype).expand(shape)
-                elif not name.endswith((PACKED, SCALE)):
-                    tensors[name] = opened.get_tensor(name)
+    for name, file in map_tensors(find_quantized_layers(path)).items():
+        if name.endswith(SHAPE):
+            shape = read_tensor(file, name).tolist()
+            tensors[f"{name.removesuffix(SHAPE)}.weight"] = torch.zeros(1, dtype=dtype).expand(shape)
+        elif not name.endswith((PACKED, SCALE)):
+            tensors[name] = read_tensor(file, name)
     return tensors
 
 
@@ -152,29 +149,24 @@ def quantize_layers(model: nn.Module, path: str, group_size: int) -> None:
     """Replace the linear layers that have codes in the files of a model, in place. Codes and scales are read if the
     model is not on the meta device."""
     for file, names in find_quantized_layers(path).items():
-        with safe_open(file, "pt") as opened:
-            for name in names:
-                layer = model.get_submodule(name)
-                assert isinstance(layer, nn.Linear)
-                rows, columns, dtype = layer.out_features, layer.in_features, layer.weight.dtype
-                if layer.weight.is_meta:
-                    codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device="meta")
-                    scale = torch.empty(rows, columns // group_size, dtype=dtype, device="meta")
-                else:
-                    codes = opened.get_tensor(name + PACKED).view(torch.uint8)
-                    scale = opened.get_tensor(name + SCALE).to(dtype)
-                model.set_submodule(name, QuantizedLinear(codes, scale, layer.bias))
+        for name in names:
+            layer = model.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            rows, columns, dtype = layer.out_features, layer.in_features, layer.weight.dtype
+            if layer.weight.is_meta:
+                codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device="meta")
+                scale = torch.empty(rows, columns // group_size, dtype=dtype, device="meta")
+            else:
+                codes = read_tensor(file, name + PACKED).view(torch.uint8)
+                scale = read_tensor(file, name + SCALE).to(dtype)
+            model.set_submodule(name, QuantizedLinear(codes, scale, layer.bias))
 
 
 def find_quantized_layers(path: str) -> dict[Path, list[str]]:
     """Return the names of the quantized layers in each weight file. Raises ValueError if a file is missing."""
     if not (files := find_weight_files(path)):
         raise ValueError(f"model.path={path} has quantized weights, but not all files. Download it again.")
-    layers = dict[Path, list[str]]()
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            layers[file] = sorted(name.removesuffix(PACKED) for name in opened.keys() if name.endswith(PACKED))  # noqa: SIM118
-    return layers
+    return {file: sorted(n.removesuffix(PACKED) for n in map_tensors([file]) if n.endswith(PACKED)) for file in files}
 
 
 def list_weight_names(model: nn.Module) -> Iterator[str]:

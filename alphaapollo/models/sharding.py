@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from alphaapollo.models.cpu_linear import use_onednn
 from alphaapollo.models.cpu_norm import use_short_norms
 from alphaapollo.models.expert_parallel import distribute_experts, find_experts, prefetch_layers
+from alphaapollo.models.file_tensors import load_for_ranks, read_slice, share_file_tensors
 from alphaapollo.models.store import make_store
 from alphaapollo.processes.network import find_interface
 
@@ -112,11 +113,12 @@ def make_mesh(device: str, fsdp_size: int = -1, ep_size: int = 1) -> ModelMesh:
 def shard_model(
     root: R, load_weights: Callable[[], nn.Module], mesh: ModelMesh, dtype: torch.dtype, offload_policy: bool
 ) -> R:
-    """Shard `root` in place, copy rank 0's weights into the slices of all ranks, and return `root` (a collective).
+    """Shard `root` in place, fill the slices of all ranks from rank 0's model, and return `root` (a collective).
 
     Args:
         root: model on the meta device, with the dtypes of its slices.
-        load_weights: loads the same model with weights, on the CPU, in any dtypes. Only rank 0 calls it.
+        load_weights: loads the same model with weights, on the CPU, in any dtypes. Only rank 0 calls it. Each rank
+            reads its slices of marked parameters itself (models/file_tensors.py).
         dtype: dtype of forward and backward. Gradients are reduced in float32, or in float64 if `dtype` is float64.
         offload_policy: use FSDP2's CPU offload: slices, gradients and optimizer state stay in host memory (GPU only).
     """
@@ -155,31 +157,37 @@ def shard_model(
         register_fsdp_forward_method(root.untied_head, "compute")
     for method in root.forward_methods:
         register_fsdp_forward_method(root, method)
-    source = load_weights() if dist.get_rank() == 0 else None
+    with load_for_ranks():
+        source = load_weights() if dist.get_rank() == 0 else None
     dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
-    _scatter_weights(root, source, device, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+    _fill_slices(root, source, device, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
     return root
 
 
 @torch.no_grad()
-def _scatter_weights(
-    model: nn.Module, source: nn.Module | None, device: torch.device, slice_device: torch.device
-) -> None:
-    """Send slices of rank 0's parameters, and copies of its buffers, to all ranks (a collective). `source`: the model
-    with weights; None on other ranks. Parameters are moved one at a time, and converted on the device."""
+def _fill_slices(model: nn.Module, source: nn.Module | None, device: torch.device, slice_device: torch.device) -> None:
+    """Fill the slices of all ranks (a collective): with what a rank reads from files, or what rank 0 sends, as it does
+    with copies of its buffers. `source`: the model with weights; None on other ranks. Parameters are moved one at a
+    time, and converted on the device."""
     model.to_empty(device=slice_device)
     weights = dict(source.named_parameters()) if source else {}
     if source and (unused := sorted(weights.keys() - dict(model.named_parameters()).keys())):
         raise ValueError(f"the model of config.json has no place for the weights of {', '.join(unused[:3])}")
+    file_tensors, have_all_ranks_files = share_file_tensors(source)
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
-        if source:
-            full = weights[name].data.to(device).to(parameter.dtype)
-            weights[name].data = torch.empty(0)  # frees the memory
+        if have_all_ranks_files and name in file_tensors:
+            read_slice(parameter, file_tensors[name])
         else:
-            full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        slices = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=0)
-        parameter.to_local().copy_(slices.to_local())
+            if source:
+                full = file_tensors[name].read() if name in file_tensors else weights[name].data
+                full = full.to(device).to(parameter.dtype)
+            else:
+                full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            slices = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=0)
+            parameter.to_local().copy_(slices.to_local())
+        if source:
+            weights[name].data = torch.empty(0)  # frees the memory
     buffers = [dict(source.named_buffers()) if source else None]  # small, with the dtypes of the source
     dist.broadcast_object_list(buffers, 0)
     for name, buffer in cast(dict[str, Tensor], buffers[0]).items():

@@ -1,15 +1,16 @@
-"""Read the headers of a model's weight files: which tensors no module takes, and which output head the files have."""
+"""Read a model's weight files: their tensors, which tensors no module takes, and which output head the files have."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PretrainedConfig
 
 LAYER_PREFIX = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # in names of weights
@@ -40,27 +41,32 @@ def find_head(path: str) -> Literal["", "tied", "own", "alone"]:
 
 @lru_cache(64)
 def _find_head(files: tuple[tuple[Path, int], ...]) -> Literal["", "tied", "own", "alone"]:
-    from safetensors import safe_open
-
-    file_of = {name: file for file, _ in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118  it is no dict
+    file_of = map_tensors([file for file, _ in files])
     head_name = next((name for name in file_of if name.endswith(HEAD_SUFFIX)), None)
     if head_name is None:
         return ""
-    with safe_open(file_of[head_name], "pt") as opened:
-        head = opened.get_tensor(head_name)
+    head = read_tensor(file_of[head_name], head_name)
     others = [name for name in file_of if name != head_name and not LAYER_PREFIX.match(name)]
-    embeddings = [name for name in others if _read_shape(file_of[name], name) == [*head.shape]]
+    embeddings = [name for name in others if read_tensor(file_of[name], name).shape == head.shape]
     if not embeddings:
         return "alone"
-    is_tied = any(safe_open(file_of[name], "pt").get_tensor(name).equal(head) for name in embeddings)
+    is_tied = any(read_tensor(file_of[name], name).equal(head) for name in embeddings)
     return "tied" if is_tied else "own"
 
 
-def _read_shape(file: Path, name: str) -> list[int]:
+def map_tensors(files: Iterable[Path]) -> dict[str, Path]:
+    """Return the file of each tensor, by its name."""
+    from safetensors import safe_open
+
+    return {name: file for file in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118  it is no dict
+
+
+def read_tensor(file: Path, name: str, ranges: Sequence[slice] = ()) -> Tensor:
+    """Map a tensor of a safetensors file, or a range of each of its first dimensions. Nothing else is read."""
     from safetensors import safe_open
 
     with safe_open(file, "pt") as opened:
-        return list(opened.get_slice(name).get_shape())
+        return opened.get_slice(name)[tuple(ranges) or ...]
 
 
 def check_tensor_names(config: PretrainedConfig, unexpected: Collection[str], missing: Collection[str]) -> None:

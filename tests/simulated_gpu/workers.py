@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ def fake_rank(world_size: int = 1, modes: Sequence[Any] = ()) -> Iterator[FakeGp
         for owner, name, value in (
             *((auto, "from_pretrained", classmethod(build_without_weights)) for auto in AUTO_CLASSES),
             (sharding, "join_process_group", lambda *_: None),
+            (sharding, "load_for_ranks", nullcontext),
             (process_group, "join_process_group", lambda *_: None),
             (process_group, "make_mesh", outside(process_group.make_mesh)),
             (process_group, "create_sequence_groups", outside(process_group.create_sequence_groups)),

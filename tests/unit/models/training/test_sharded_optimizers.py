@@ -62,8 +62,8 @@ def run_steps(state: TrainState, steps: range) -> list[np.ndarray]:
     return [full_tensor(parameter.detach()).numpy().copy() for parameter in state.module.parameters()]
 
 
-def train(rank: int, num_ranks: int, address: str, name: str, fsdp_size: int = -1) -> list[np.ndarray]:
-    return run_steps(make_state(name, rank, num_ranks, address, fsdp_size), range(3))
+def train(rank: int, num_ranks: int, address: str, name: str) -> list[np.ndarray]:
+    return run_steps(make_state(name, rank, num_ranks, address), range(3))
 
 
 def train_plain(name: str) -> list[np.ndarray]:
@@ -138,10 +138,24 @@ def test_two_ranks_train_and_save_the_same(tmp_path: Path, expected: dict[str, l
             assert all(map(np.array_equal, weights, expected[name])), name
 
 
-def test_two_copies_of_the_model_train_the_same(expected: dict[str, list[np.ndarray]]) -> None:
-    """HSDP: in each copy, the three matrices are orthogonalized by two ranks."""
-    for weights in run_ranks(train, 4, "muon", 2):
+def train_copies_and_save(rank: int, num_ranks: int, address: str, folder: str) -> list[np.ndarray]:
+    state = make_state("muon", rank, num_ranks, address, fsdp_size=2)
+    weights = run_steps(state, range(3))
+    writer = CheckpointWriter(in_background=False)
+    writer.start([state.snapshot(folder)])
+    writer.close()
+    return weights
+
+
+def test_two_copies_of_the_model_train_the_same(tmp_path: Path, expected: dict[str, list[np.ndarray]]) -> None:
+    """HSDP: in each copy, the three matrices are orthogonalized by two ranks, and both copies write the checkpoint."""
+    for weights in run_ranks(train_copies_and_save, 4, str(tmp_path)):
         assert all(map(np.array_equal, weights, expected["muon"]))
+    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"model/__{rank}_*.distcp")) for rank in range(4)]
+    assert 0 < max(sizes) < 1.5 * min(sizes)
+    loaded = make_state("muon", 0, 1, "")
+    loaded.load(str(tmp_path))
+    assert all(map(np.array_equal, run_steps(loaded, range(0)), expected["muon"]))
 
 
 def test_muon_is_for_matrices_of_layers() -> None:
