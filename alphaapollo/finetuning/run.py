@@ -34,6 +34,7 @@ from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
     describe_memory_peak,
     describe_micro_batch,
+    describe_checkpointing,
     describe_sharding,
     summarize_memory,
 )
@@ -166,7 +167,7 @@ class FinetuningPreparation(Preparation):
             "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory, trainer.keep_best),
             "trackers": ", ".join(trainer.logger),
             "memory": describe_memory_peak(memory),
-            "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+            "gradient checkpointing": describe_checkpointing(plan.model, memory),
             **describe_sharding(memory, plan.placement.num_ranks),
         }
         return RunPlan(settings, summarize_memory(memory), self.all_notices, data=self.findings)

@@ -126,6 +126,7 @@ class FakeGpu(TorchDispatchMode):
     syncs: ClassVar[Counter[tuple[str, str]]] = Counter()
     work: ClassVar[Counter[str]] = Counter()
     hints: ClassVar[list[Callable[[Tensor], Any]]] = []  # tensor -> values for Tensor.tolist, or None
+    pinned: ClassVar[set[int]] = set()  # addresses of pinned storages
     fakes: ClassVar[FakeTensorMode]
     DYNAMIC: ClassVar[dict[Any, str]] = {  # operators whose results have sizes that depend on values
         aten.nonzero.default: "nonzero",
@@ -162,6 +163,15 @@ class FakeGpu(TorchDispatchMode):
             assert real is not None, f"{func} of a tensor without values"
             made = tree_map_only(Tensor, lambda value: first.new_empty(value.shape, dtype=value.dtype), real)
             return _attach_values(made, real)
+        if kwargs.get("pin_memory"):
+            made = func(*args, **kwargs | {"pin_memory": False})
+            self.pinned.add(made.untyped_storage()._cdata)
+            return made
+        if func is aten.copy_.default and {first.device.type, args[1].device.type} == {"cpu", "cuda"}:
+            host = args[1] if on_gpu else first
+            is_pinned, non_blocking = host.untyped_storage()._cdata in self.pinned, kwargs.get("non_blocking") or args[2:]
+            if host.numel() > 1 and not (is_pinned and non_blocking):
+                self.note("copy from pageable memory" if on_gpu else "copy to pageable memory")
         if func is aten._pin_memory.default:
             return first
         if func is aten.is_pinned.default:

@@ -123,7 +123,7 @@ def fake_rank(world_size: int = 1, modes: Sequence[Any] = ()) -> Iterator[FakeGp
             (process_group, "create_sequence_groups", outside(process_group.create_sequence_groups)),
             (model_worker, "CheckpointWriter", NoWriter),
             (digest_kernel, "_add_hashes", mock.MagicMock()),
-            (sharding, "make_host_buffer", lambda storage: torch.empty(storage.nbytes(), dtype=torch.uint8)),
+            (sharding, "make_host_buffer", lambda storage: torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield stack.enter_context(fake_cuda(world_size, modes))

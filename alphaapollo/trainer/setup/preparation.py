@@ -20,6 +20,7 @@ from alphaapollo.planning.plan_table import (
     describe_estimates,
     describe_memory_peak,
     describe_micro_batch,
+    describe_checkpointing,
     describe_sharding,
     summarize_memory,
 )
@@ -232,7 +233,7 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory, trainer.keep_best),
         "trackers": ", ".join(trainer.logger),
         "memory": describe_memory_peak(plan.memory),
-        "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+        "gradient checkpointing": describe_checkpointing(plan.model, plan.memory),
         "data-parallel degree": f"{plan.placement.data_parallel_size}",
         **describe_sharding(plan.memory, plan.placement.num_ranks),
         **describe_estimates(run.chosen, plan.memory, run.times),
