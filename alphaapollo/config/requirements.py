@@ -127,7 +127,10 @@ def torchao_is_missing(optim: Optimizer, context: CheckContext) -> object:
 
 
 @requirement(
-    Model, "enable_gradient_checkpointing use_torch_compile", "products inside compiled layers cannot be kept", "Set one to true, the other to false"
+    Model,
+    "enable_gradient_checkpointing use_torch_compile",
+    "results of products inside compiled layers cannot be kept",
+    "Set enable_gradient_checkpointing=true, or use_torch_compile=false",
 )
 def products_are_compiled(model: Model, context: CheckContext) -> object:
     return model.keeps_products and model.use_torch_compile

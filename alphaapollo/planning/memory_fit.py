@@ -183,8 +183,8 @@ def list_fast_settings(
 
 def _list_checkpointing(config: Config | TuningConfig, key: str) -> list[object]:
     """Return the value of enable_gradient_checkpointing, and those that save more memory in more time."""
-    model, value = get_value(config, key.rpartition(".")[0]), get_value(config, key)
-    more = [] if value or model.use_torch_compile else ["selective"]
+    value, compiles = get_value(config, key), get_value(config, f"{key.rpartition('.')[0]}.use_torch_compile")
+    more = [] if value or compiles else ["selective"]
     return [True] if value is True else [value, *more, True]
 
 

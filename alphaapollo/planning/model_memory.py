@@ -198,7 +198,7 @@ def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
     block = 9 * vision.hidden_size + 3 * vision.intermediate_size
     kept = vision.hidden_size + (block // 2 if model.keeps_products else 0)  # of a recomputed block
     num_recomputed = int(depth) // model.recompute_interval if model.recompute_interval else 0
-    numbers = int(depth) * int(block) - num_recomputed * (int(block) - kept)
+    numbers = int(int(depth) * block - num_recomputed * (block - kept))
     return patches * numbers * get_dtype_bytes(model.dtype)
 
 

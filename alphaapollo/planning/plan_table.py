@@ -45,6 +45,12 @@ def summarize_memory(plan: MemoryPlan | None) -> PlannedMemory | None:
     return PlannedMemory(plan.device_name, gib)
 
 
+def describe_memory(model: Model, memory: MemoryPlan | None) -> dict[str, str]:
+    """Return the plan rows about the peak of memory, and about what a trained model recomputes to reduce it. model:
+    resolved."""
+    return {"memory": describe_memory_peak(memory), "gradient checkpointing": describe_checkpointing(model, memory)}
+
+
 def describe_memory_peak(memory: MemoryPlan | None) -> str:
     """Describe the peak of planned memory, e.g. `31.2 GiB on a GPU of 80 GiB at its peak (publish), calculated`."""
     if memory is None:
@@ -105,8 +111,9 @@ def describe_estimates(
         return rows
     step, generate, update, recompute, speed, _ = (format_range(*values) for values in zip(*times, strict=True))
     source = f"answers of half and of full length; {trainer.planned_device or 'this machine'}"
-    again = f", of which gradient checkpointing {recompute}" if config.actor_rollout_ref.model.recompute_interval else ""
-    rows["time"] = f"{step} s per iteration (generate {generate}, update {update}{again}), {speed} tokens/s ({source})"
+    if config.actor_rollout_ref.model.recompute_interval:
+        update += f", of which gradient checkpointing {recompute}"
+    rows["time"] = f"{step} s per iteration (generate {generate}, update {update}), {speed} tokens/s ({source})"
     rows["disk"] = f"rollouts {format_range(*(days / one.step * one.tokens * LOG_BYTES for one in times))} GiB a day"
     if trainer.save_freq > 0:
         size = memory.checkpoint_copy_bytes * (trainer.nnodes if memory.shards > trainer.n_gpus_per_node else 1)

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tests.simulated_gpu.work import count_work
+from tests.simulated_gpu.work import count_work, describe_blocking_copy, outside
 
 aten = torch.ops.aten
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,11 +167,8 @@ class FakeGpu(TorchDispatchMode):
             made = func(*args, **kwargs | {"pin_memory": False})
             self.pinned.add(made.untyped_storage()._cdata)
             return made
-        if func is aten.copy_.default and {first.device.type, args[1].device.type} == {"cpu", "cuda"}:
-            host = args[1] if on_gpu else first
-            is_pinned, non_blocking = host.untyped_storage()._cdata in self.pinned, kwargs.get("non_blocking") or args[2:]
-            if host.numel() > 1 and not (is_pinned and non_blocking):
-                self.note("copy from pageable memory" if on_gpu else "copy to pageable memory")
+        if func is aten.copy_.default and (wait := describe_blocking_copy(self.pinned, *args, **kwargs)):
+            self.note(wait)
         if func is aten._pin_memory.default:
             return first
         if func is aten.is_pinned.default:
@@ -248,16 +245,6 @@ def _attach_values(made: Any, real: Any) -> Any:
 
 def _has_values(value: Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex()) and value.numel() <= LARGEST_WITH_VALUES
-
-
-def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without modes: device meshes read real tensors."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return function(*args, **kwargs)
-
-    return call
 
 
 FROM_NUMPY, TENSOR, TOLIST, NUMPY, APPLY = (

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43650  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43880  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
@@ -24,10 +24,10 @@ BUDGETS = {
     "evolving": 50,
     "finetuning": 750,
     "launch": 1100,
-    "models": 4000,
+    "models": 4130,
     "observability": 1550,
     "own_loop": 1300,
-    "planning": 1700,
+    "planning": 1780,
     "plugins/adapters": 600,
     "plugins/chat": 250,
     "plugins/code_grader": 550,

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import is_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
-from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.recompute import ATTENTION
 from alphaapollo.planning.model_memory import estimate_activations
@@ -38,11 +38,13 @@ class LiveStorages(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self.operations[func.name()] += 1
-        known = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, torch.Tensor) and (key := leaf.untyped_storage()._cdata) not in known | {*self.bytes}:
-                self.bytes[key] = leaf.untyped_storage().nbytes()
-                weakref.finalize(leaf.untyped_storage(), self.bytes.pop, key)
+        given, returned = (
+            {leaf.untyped_storage()._cdata: leaf.untyped_storage() for leaf in tree_leaves(tree) if is_tensor(leaf)}
+            for tree in ((args, kwargs), made)
+        )
+        for key in returned.keys() - given.keys() - self.bytes.keys():
+            self.bytes[key] = returned[key].nbytes()
+            weakref.finalize(returned[key], self.bytes.pop, key)
         self.peak = max(self.peak, sum(self.bytes.values()))
         return made
 
@@ -78,7 +80,7 @@ def test_memory_falls_as_planned_and_selective_repeats_no_product(folders: list[
     """Planned bytes of recomputed layers are exact; what other layers save is estimated. A repeated forward pass ends
     before a layer's last product."""
     choices: tuple[Any, ...] = (False, 3, "selective", True)
-    found = {choice: [measure(folder, enable_gradient_checkpointing=choice) for folder in folders] for choice in choices}
+    found = {one: [measure(folder, enable_gradient_checkpointing=one) for folder in folders] for one in choices}
     for choice, (half, full) in found.items():  # without what is outside of the layers
         tolerance = 0 if choice in ("selective", True) else 0.01
         assert full.kept - half.kept == pytest.approx(full.planned - half.planned, rel=tolerance)
@@ -103,5 +105,5 @@ def test_rotations_that_overwrite_products_are_refused(folders: list[Path], monk
     module = sys.modules["transformers.models.qwen3.modeling_qwen3"]
     monkeypatch.setattr(module.apply_rotary_pos_emb, "__module__", "liger_kernel.transformers.rope")
     load_causal_lm(Model(path=str(folders[0]), enable_gradient_checkpointing=True), "padded")
-    with pytest.raises(ValueError, match="selective: another model .* Set use_liger=false"):
+    with pytest.raises(ValueError, match=r"selective: another model .* Set use_liger=false"):
         load_causal_lm(Model(path=str(folders[0]), enable_gradient_checkpointing="selective"), "padded")

@@ -146,8 +146,12 @@ def test_checkpointing_comes_before_more_traffic():
     ordered = [tuple(settings.values()) for settings in list_fast_settings(within, "cuda", [TOKENS, CHECKPOINTING])]
     steps = [(value, tokens) for value in (False, "selective") for tokens in (16_384, 8192, 4096)]
     assert ordered[:7] == [*steps, (True, 16_384)]
-    for values, first in (({CHECKPOINTING: "selective"}, "selective"), ({COMPILES: True}, False), ({CHECKPOINTING: 3}, 3)):
-        settings = list_fast_settings(replace_values(fixed, values), "cuda", [CHECKPOINTING])
+    for key, value, first in (
+        (CHECKPOINTING, "selective", "selective"),
+        (CHECKPOINTING, 3, 3),
+        (COMPILES, True, False),
+    ):
+        settings = list_fast_settings(replace_values(fixed, {key: value}), "cuda", [CHECKPOINTING])
         assert [*settings] == [{CHECKPOINTING: first}, {CHECKPOINTING: True}]
 
 
@@ -169,7 +173,8 @@ def test_auto_is_selective_if_that_is_enough_and_the_plan_says_what_it_costs():
 def test_offloaded_inputs_must_fit_into_host_memory():
     """Qwen2.5-7B, 16,384 tokens: 27 inputs of 112 MiB, in buffers of 128 MiB, on each of eight GPUs."""
     config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True, OFFLOAD: True})
-    plain, plan = (fit_to_memory(one, "cuda", 80 * GIB, False)[1] for one in (replace_values(config, {OFFLOAD: False}), config))
+    both = replace_values(config, {OFFLOAD: False}), config
+    plain, plan = (fit_to_memory(one, "cuda", 80 * GIB, False)[1] for one in both)
     update = "update of the policy"
     saved = plain.phases[update]["activations"] - plan.phases[update]["activations"]
     assert (saved, plan.host_bytes) == (25 * 112 * 2**20, 8 * 27 * 2**27)
