@@ -22,7 +22,7 @@ from alphaapollo.config.schema.commands import Config, TuningConfig
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import GenerationConfig
-from alphaapollo.config.schema.model import USUAL_LORA_LR, USUAL_LR, Fsdp, Optimizer, Rollout
+from alphaapollo.config.schema.model import USUAL_LORA_LR, USUAL_LR, Fsdp, Model, Optimizer, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher
 from alphaapollo.config.schema.trainer import RunSettings, Trainer, Training
 from alphaapollo.utils.plugins import find_plugins, load_plugin
@@ -124,6 +124,16 @@ def machine_lacks_gpus(trainer: Any, context: CheckContext) -> object:
 @requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
 def torchao_is_missing(optim: Optimizer, context: CheckContext) -> object:
     return optim.name == "adamw_8bit" and importlib.util.find_spec("torchao") is None
+
+
+@requirement(
+    Model,
+    "enable_gradient_checkpointing use_torch_compile",
+    "results of products inside compiled layers cannot be kept",
+    "Set enable_gradient_checkpointing=true, or use_torch_compile=false",
+)
+def products_are_compiled(model: Model, context: CheckContext) -> object:
+    return model.keeps_products and model.use_torch_compile
 
 
 @requirement(Training, "n_gpus_per_node", "a node has {} GPUs", "Set {} or less")

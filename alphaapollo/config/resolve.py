@@ -46,11 +46,11 @@ def has_worker_processes(trainer: Trainer | TuningTrainer, num_engines: int | No
 def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:
     """Replace `auto` in dtype, attention, use_liger and enable_gradient_checkpointing of a trained model.
 
-    `enable_gradient_checkpointing=auto` becomes false here; the memory plan (planning/memory_plan.py) may enable it.
+    `enable_gradient_checkpointing=auto` becomes false here; the memory plan (planning/memory_fit.py) may enable it.
     `max_length`: tokens of the longest row of the run. Raises ValueError for a value that cannot run on the device.
     """
     dtype = _choose_dtype(model.dtype, device)
-    checkpointing = model.enable_gradient_checkpointing is True
+    checkpointing = model.enable_gradient_checkpointing != "auto" and model.enable_gradient_checkpointing
     attention = _choose_attention(model.attention, dtype, device)
     chosen = {"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
     resolved = model.model_copy(update=chosen | {"use_liger": _should_use_liger(model, dtype, device)})

@@ -32,7 +32,7 @@ from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max
 from alphaapollo.planning.model_requirements import ModelUse, choose_kernels
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
-    describe_memory_peak,
+    describe_memory,
     describe_micro_batch,
     describe_sharding,
     summarize_memory,
@@ -165,8 +165,7 @@ class FinetuningPreparation(Preparation):
             "files": format_value(plan.config.data.train_files),
             "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory, trainer.keep_best),
             "trackers": ", ".join(trainer.logger),
-            "memory": describe_memory_peak(memory),
-            "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+            **describe_memory(plan.model, memory),
             **describe_sharding(memory, plan.placement.num_ranks),
         }
         return RunPlan(settings, summarize_memory(memory), self.all_notices, data=self.findings)

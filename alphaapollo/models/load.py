@@ -7,25 +7,17 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import Renderer, make_template_digest
 from alphaapollo.models.attention import find_unsupported_features, register_attn_implementation
-from alphaapollo.models.decoder import (
-    describe_stateful_layers,
-    find_decoder_layers,
-    find_vision_blocks,
-    load_example_image,
-)
-from alphaapollo.models.expert_parallel import keep_split_sizes
+from alphaapollo.models.decoder import describe_stateful_layers, find_decoder_layers, load_example_image
 from alphaapollo.models.file_tensors import leaves_experts, mark_file_tensors, read_state_dict_without_experts
 from alphaapollo.models.quantized import (
     quantize_layers,
@@ -34,6 +26,7 @@ from alphaapollo.models.quantized import (
     read_state_dict,
     remove_quantization,
 )
+from alphaapollo.models.recompute import recompute_layers
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
 from alphaapollo.models.weight_files import check_tensor_names, find_head, find_weight_files
 from alphaapollo.utils.hub import check_model_files, is_local_path
@@ -57,7 +50,7 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None
     config = load_config(model)
     auto_class = _find_causal_class(config, model)
     loaded = _load_model(auto_class, config, model, attention, dtype)
-    _enable_gradient_checkpointing(loaded, model)
+    recompute_layers(loaded, model)
     return loaded
 
 
@@ -128,7 +121,7 @@ def load_reward_model(
             "reward model that is built on a causal language model."
         )
     if head_seed is not None:
-        _enable_gradient_checkpointing(loaded, model)
+        recompute_layers(loaded, model)
     return loaded
 
 
@@ -270,7 +263,7 @@ def _load_model(
         use_varlen_attention_in_vision_tower(loaded)
     fix_rope_frequencies(loaded, model.max_length)
     if model.use_liger is True:  # resolve_model replaces auto
-        use_liger_kernels(loaded)
+        use_liger_kernels(loaded, rotates=not model.keeps_products)
     if model.use_torch_compile:
         for layer in find_decoder_layers(loaded):  # before FSDP adds hooks, which are not compiled
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
@@ -294,25 +287,16 @@ def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "A
     return model.trust_remote_code and auto_class in (getattr(config, "auto_map", None) or {})
 
 
-def use_liger_kernels(loaded: PreTrainedModel) -> None:
+def use_liger_kernels(loaded: PreTrainedModel, rotates: bool = True) -> None:
     """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
-    Rotary embeddings are replaced for all models of this architecture in the process."""
+    Rotary embeddings, which overwrite their inputs, are replaced for all models of this architecture in the process.
+    rotates: replace them."""
     # On Hopper, Liger would take another kernel for large batches with gradients than for log-probs.
     os.environ.setdefault("LIGER_KERNEL_IMPL_ROPE", "nvidia-triton")
     from transformers.integrations.liger import apply_liger_kernel
 
     if loaded.config.model_type in LIGER_ARCHITECTURES:
-        apply_liger_kernel(loaded, {"cross_entropy": False, "fused_linear_cross_entropy": False})
-
-
-def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
-    """Recompute each decoder layer and each block of a vision tower in the backward pass, if this is configured.
-    Transformers' own checkpointing needs layers in training mode, in which some models apply dropout."""
-    if model.enable_gradient_checkpointing:
-        for layer in [*find_decoder_layers(loaded), *find_vision_blocks(loaded)]:
-            layer.forward = partial(
-                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, context_fn=keep_split_sizes
-            )
+        apply_liger_kernel(loaded, {"rope": rotates, "cross_entropy": False, "fused_linear_cross_entropy": False})
 
 
 def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:

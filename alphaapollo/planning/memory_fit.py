@@ -82,7 +82,7 @@ def fit_to_memory(
     problem, warning = ("", shortage) if plan.is_possible else (shortage, "")
     used, usable = plan.peak[1].total(), USABLE * capacity  # of the memory to which checkpoints are copied
     if device == "cuda":
-        used, usable = plan.offloaded_bytes, USABLE * host_memory
+        used, usable = plan.host_bytes, USABLE * host_memory
         problem = problem or _explain_missing_host_memory(config, plan, host_memory)
         if isinstance(config, Config):
             config = replace_value(config, ENGINE_SHARE, plan.engine_share)
@@ -136,9 +136,9 @@ def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan
     model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
     width = (load_config(model).dtype or torch.float32).itemsize
     loaded = load_model_sizes(model).count_bytes(width)
-    offload = "Unset some of the offload keys of fsdp_config, or raise trainer.nnodes"
+    offload = "Unset some of the offload keys (activation_offload, and those of fsdp_config), or raise trainer.nnodes"
     load = "Use nodes with more memory" + (", or save the model in bfloat16" if width > 2 else "")
-    for purpose, size, fix in (("offloading", plan.offloaded_bytes, offload), ("loading the model", loaded, load)):
+    for purpose, size, fix in (("offloading", plan.host_bytes, offload), ("loading the model", loaded, load)):
         if 0 < host_memory < size:
             needed = f"{size / GIB:.0f} GiB of host memory per node, but a node has {host_memory / GIB:.0f} GiB"
             return f"memory: {purpose} needs {needed}. {fix}."
@@ -157,7 +157,8 @@ def list_fast_settings(
     config: Config | TuningConfig, device: Device, free: Collection[str], request: MemoryRequest | None = None
 ) -> list[Settings]:
     """List values of the `free` keys of `get_memory_keys`, the fastest first: a copy of the model on each node, then
-    smaller micro-batches as long as they cost less time than gradient checkpointing, then gradient checkpointing."""
+    smaller micro-batches as long as they cost less time than gradient checkpointing, then gradient checkpointing:
+    selective, which repeats no product, then that of every layer."""
     budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
     ranks, per_node = config.trainer.num_ranks, config.trainer.n_gpus_per_node
     size_keys = [key for key in size_keys if key in free]
@@ -166,18 +167,25 @@ def list_fast_settings(
         ep_sizes = [int(str(get_value(config, key.replace("fsdp_size", "ep_size")))) for key in size_keys]
         shards = [per_node, ranks] if all(per_node % ep_size == 0 for ep_size in ep_sizes) else [ranks]
     budgets = _list_budgets(config, request) if budget_key in free else [0]
-    may_omit_checkpointing = checkpointing_key in free and not get_value(config, checkpointing_key)
+    choices = _list_checkpointing(config, checkpointing_key) if checkpointing_key in free else [None]
     options: list[Settings] = []
     for count in shards:
         smallest = MIN_TOKENS_IN_NODE if count <= per_node else MIN_TOKENS_BETWEEN_NODES
         smallest = MIN_TOKENS if device == "cpu" or count == 1 else smallest
-        min_tokens = {False: smallest, True: MIN_TOKENS} if may_omit_checkpointing else {True: MIN_TOKENS}
-        for uses_checkpointing, fewest in min_tokens.items():
+        for checkpointing in choices:
+            fewest = MIN_TOKENS if checkpointing is choices[-1] else smallest
             large_budgets = [tokens for tokens in budgets if tokens >= min(budgets[0], fewest)]
-            common = {**dict.fromkeys(size_keys, count), checkpointing_key: uses_checkpointing}
+            common = {**dict.fromkeys(size_keys, count), checkpointing_key: checkpointing}
             all_keys = [{**common, budget_key: tokens} for tokens in large_budgets]
             options += [{key: value for key, value in settings.items() if key in free} for settings in all_keys]
     return options
+
+
+def _list_checkpointing(config: Config | TuningConfig, key: str) -> list[object]:
+    """Return the value of enable_gradient_checkpointing, and those that save more memory in more time."""
+    value, compiles = get_value(config, key), get_value(config, f"{key.rpartition('.')[0]}.use_torch_compile")
+    more = [] if value or compiles else ["selective"]
+    return [True] if value is True else [value, *more, True]
 
 
 def _list_budgets(config: Config | TuningConfig, request: MemoryRequest | None) -> list[int]:
@@ -211,6 +219,7 @@ def list_memory_saving_settings(
         if isinstance(config, Config):
             sections += [f"{ROLE}ref.fsdp_config."] if config.needs_reference else []
             yield {f"{section}param_offload": True for section in sections}
+        yield {checkpointing_key.replace("enable_gradient_checkpointing", "activation_offload"): True}
         if not adds_devices:
             yield {f"{section}offload_policy": True for section in sections}
     yield dict.fromkeys(size_keys, -1)

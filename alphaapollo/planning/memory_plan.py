@@ -60,7 +60,9 @@ class MemoryPlan:
     engine_share: float = 0.0  # share of a GPU that an engine may use
     kv_cache_tokens: int = 0  # capacity of an engine's KV cache
     spare_kv_cache: int = 0  # bytes of the cache that the run could do without
-    offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
+    offloaded_bytes: int = 0  # bytes of weights and optimizer state that GPUs offload to a node's host memory
+    offloaded_activations: int = 0  # bytes of activations that GPUs offload to a node's host memory
+    saved_activations: int = 0  # bytes that the policy's layers save on a GPU for the backward pass of a micro-batch
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
     saves_in_background: bool = True  # whether the copies for checkpoints fit into memory
     shards: int = 1  # ranks that share one copy of the trained model
@@ -68,6 +70,11 @@ class MemoryPlan:
     frozen_parameters: int = 0  # of reference, teachers and reward model
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that GPUs offload to a node's host memory."""
+        return self.offloaded_bytes + self.offloaded_activations
 
     @property
     def peak(self) -> tuple[str, Usage]:
@@ -141,6 +148,8 @@ def plan_memory(
         capacity,
         "this machine" if device == "cpu" else gpu,
         offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
+        offloaded_activations=ranks * sum(model.offloaded_bytes for model in models),
+        saved_activations=policy.saved_bytes,
         checkpoint_copy_bytes=ranks * copied if trainer.save_freq not in (-1, 0) or records else 0,
         shards=policy.shards,
         traffic_bytes=policy.traffic_bytes,

@@ -37,6 +37,7 @@ STATE_BYTES = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muo
 """Bytes per parameter of the optimizer. TRPO keeps no state, but has the old weights and four vectors during a step."""
 LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits, without and with a frozen model's logits
 SCORE_BYTES = 10  # bytes that attention saves per head and pair of tokens if it is not fused
+DEVICE_INPUTS = 3  # inputs of layers that are on the device in spite of activation_offload
 
 Usage = Counter[str]
 """Kind of memory -> bytes."""
@@ -59,6 +60,8 @@ class ModelSizes:
     kv_elements_per_token: int  # in the KV cache of the layers that attend to the complete sequence
     num_heads: int
     num_kv_heads: int  # over which tensor-parallel ranks divide the cache
+    products_per_token: int = 0  # numbers that a layer keeps of its products with selective checkpointing
+    attention_per_token: int = 0  # outputs of a layer's attention
     vision_parameters: int = 0  # of the vision tower; they are among root_parameters
     flops: FlopsEstimator | None = None  # of full training; None: the number of experts is unknown
     quantized_parameters: int = 0  # of frozen layers with weights of 4 bits
@@ -97,6 +100,9 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     outputs = [sum(part.out_features for part in layer.modules() if isinstance(part, nn.Linear)) for layer in layers]
     expert_outputs = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
     layer_outputs = [dense + experts_per_token * expert for dense, expert in zip(outputs, expert_outputs, strict=True)]
+    least = config.hidden_size / 2  # inputs of products whose results are kept (models/recompute.py)
+    linear = [part for part in layers[-1].modules() if isinstance(part, nn.Linear) and part.in_features >= least]
+    kept_experts = [part.shape[1] for part in experts[-1] if part.ndim == 3 and part.shape[2] >= least]
     scales = [getattr(part, "weight", None) for part in layers[-1].modules() if "Norm" in type(part).__name__]
     norms = [len(scale) for scale in scales if isinstance(scale, Tensor)]
     head_size, qk_heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
@@ -119,6 +125,8 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         kv_elements_per_token=(layer_types.count("full_attention") or len(layers)) * kv_elements,
         num_heads=config.num_attention_heads,
         num_kv_heads=1 if latent_size else kv_heads,
+        products_per_token=sum(part.out_features for part in linear) + experts_per_token * sum(kept_experts),
+        attention_per_token=config.num_attention_heads * (getattr(config, "v_head_dim", None) or head_size),
         vision_parameters=sum(weight.numel() for part in find_vision_modules(model) for weight in part.parameters()),
         flops=FlopsEstimator.from_model(model),
         quantized_parameters=sum(model.get_parameter(f"{name}.weight").numel() for name in quantized),
@@ -128,15 +136,53 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
 
 def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
     """Estimate what a layer saves for the backward pass of rows of equal length."""
-    sizes, kernel = load_model_sizes(model), get_attention_kernel(model)
-    text = load_config(model).get_text_config()
-    is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # only flash fuses softcap
-    score_bytes = 0 if is_fused else SCORE_BYTES
-    if is_fused and kernel == "padded" and row_length <= MAX_KEYS:
-        score_bytes = get_dtype_bytes(model.dtype)  # probabilities (models/cpu_attention.py)
-    scores = score_bytes * sizes.num_heads * row_length
+    sizes = load_model_sizes(model)
+    scores = _count_score_bytes(model, row_length) * sizes.num_heads * row_length
     norms = 2 * FLOAT32 * sizes.norms_per_token
     return num_rows * row_length * (get_dtype_bytes(model.dtype) * sizes.saved_per_token + norms + scores)
+
+
+def _count_score_bytes(model: Model, row_length: int) -> int:
+    """Return the bytes that attention saves per head and pair of tokens; 0 if it is fused."""
+    kernel, text = get_attention_kernel(model), load_config(model).get_text_config()
+    if kernel != "flash" and find_unsupported_features(text, "varlen"):  # only flash fuses softcap
+        return SCORE_BYTES
+    # probabilities (models/cpu_attention.py)
+    return get_dtype_bytes(model.dtype) if kernel == "padded" and row_length <= MAX_KEYS else 0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that the layers of a model save for the backward pass of a micro-batch."""
+
+    saved: int  # on the device
+    recomputed: int = 0  # further ones while a layer is recomputed
+    offloaded: int = 0  # in host memory
+
+
+def estimate_activations(model: Model, num_rows: int, row_length: int, device: Device) -> Activations:
+    """Estimate what all layers save for the backward pass of rows of equal length (models/recompute.py)."""
+    sizes, width, num_recomputed = load_model_sizes(model), get_dtype_bytes(model.dtype), count_recomputed_layers(model)
+    layer = estimate_layer_bytes(model, num_rows, row_length)
+    if not num_recomputed:
+        return Activations(sizes.num_layers * layer)
+    one_input, kept = width * num_rows * row_length * sizes.hidden_size, 0
+    if model.keeps_products:
+        is_fused = not _count_score_bytes(model, row_length)
+        attention = (width * sizes.attention_per_token + FLOAT32 * sizes.num_heads) * is_fused
+        kept = num_rows * row_length * (width * sizes.products_per_token + attention)
+    inputs, offloaded = num_recomputed * one_input, 0
+    if model.activation_offload and device == "cuda":
+        buffer = 1 << (one_input - 1).bit_length()
+        inputs, offloaded = min(num_recomputed, DEVICE_INPUTS) * one_input, (num_recomputed - 1) * buffer
+    saved = (sizes.num_layers - num_recomputed) * layer + num_recomputed * kept + inputs
+    return Activations(saved, max(0, layer - kept), offloaded)
+
+
+def count_recomputed_layers(model: Model) -> int:
+    """Return the number of decoder layers that are recomputed in the backward pass."""
+    interval = model.recompute_interval
+    return load_model_sizes(model).num_layers // interval if interval else 0
 
 
 def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
@@ -150,8 +196,10 @@ def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
     depth = getattr(vision, "depth", 0) or vision.num_hidden_layers
     # Inputs of two norms, of qkv and of the projection; q, k, v, rotated q and k; three activations of the MLP.
     block = 9 * vision.hidden_size + 3 * vision.intermediate_size
-    block = vision.hidden_size if model.enable_gradient_checkpointing is True else block
-    return patches * int(depth) * int(block) * get_dtype_bytes(model.dtype)
+    kept = vision.hidden_size + (block // 2 if model.keeps_products else 0)  # of a recomputed block
+    num_recomputed = int(depth) // model.recompute_interval if model.recompute_interval else 0
+    numbers = int(int(depth) * block - num_recomputed * (block - kept))
+    return patches * numbers * get_dtype_bytes(model.dtype)
 
 
 def count_adapter_parameters(model: Model) -> int:
@@ -177,6 +225,7 @@ class RankModel:
     adapts: bool = False  # only LoRA adapters are trained
     saved_bytes: int = 0  # activations that all layers save for the backward pass
     layer_bytes: int = 0  # further activations while a layer computes
+    offloaded_bytes: int = 0  # activations in host memory
     head_bytes: int = 0  # logits of a chunk with their gradients
     steps_per_update: int = 2
     device: Device = "cuda"
@@ -224,14 +273,13 @@ def make_rank_model(
     """
     (rows, length), sizes, width = micro_batch_shape, load_model_sizes(model), get_dtype_bytes(model.dtype)
     adapters, shards = count_adapter_parameters(model), fsdp.count_shards(num_ranks)
-    recomputes = model.enable_gradient_checkpointing is True
     frozen = sizes.parameters if adapters else sizes.vision_parameters * model.freeze_vision
     trained = adapters or sizes.parameters - frozen
     shard = -(-trained // shards)
     frozen_bytes = sizes.count_bytes(width) if adapters else FLOAT32 * frozen
     weights = FLOAT32 * shard + -(-frozen_bytes // shards)
     layer = estimate_layer_bytes(model, rows, length)
-    saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: a layer's input
+    activations = estimate_activations(model, rows, length, device)
     logits = rows * length * (sizes.head_parameters // sizes.hidden_size)
     block, chunk = (min(limit, logits) for limit in LOGIT_LIMITS[device])
     logit_bytes = FLOAT32 * logit_copies * chunk
@@ -247,8 +295,9 @@ def make_rank_model(
         state=Usage({"weights": weights, "optimizer": math.ceil(STATE_BYTES[optimizer] * shard)}),
         trained=trained,
         adapts=bool(adapters),
-        saved_bytes=sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
-        layer_bytes=(layer if recomputes else 0) + layer // 3 + layer_gradients,
+        saved_bytes=activations.saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
+        layer_bytes=activations.recomputed + layer // 3 + layer_gradients,
+        offloaded_bytes=activations.offloaded,
         head_bytes=logit_bytes + head_gradients,
         steps_per_update=steps_per_update,
         device=device,

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from alphaapollo.config.keys import flatten_maps, format_value
 from alphaapollo.config.resolve import has_worker_processes
-from alphaapollo.config.schema import Config, TuningConfig
+from alphaapollo.config.schema import Config, Model, TuningConfig
 from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
 from alphaapollo.config.schema.trainer import Training
 from alphaapollo.observability.console import Console
@@ -45,14 +45,34 @@ def summarize_memory(plan: MemoryPlan | None) -> PlannedMemory | None:
     return PlannedMemory(plan.device_name, gib)
 
 
+def describe_memory(model: Model, memory: MemoryPlan | None) -> dict[str, str]:
+    """Return the plan rows about the peak of memory, and about what a trained model recomputes to reduce it. model:
+    resolved."""
+    return {"memory": describe_memory_peak(memory), "gradient checkpointing": describe_checkpointing(model, memory)}
+
+
 def describe_memory_peak(memory: MemoryPlan | None) -> str:
     """Describe the peak of planned memory, e.g. `31.2 GiB on a GPU of 80 GiB at its peak (publish), calculated`."""
     if memory is None:
         return "not known"
     phase, usage = memory.peak
-    offloaded = f"{memory.offloaded_bytes / GIB:.1f} GiB of host memory per node"
-    host = f"; offloaded, {offloaded}" if memory.offloaded_bytes else ""
+    offloaded = f"{memory.host_bytes / GIB:.1f} GiB of host memory per node"
+    host = f"; offloaded, {offloaded}" if memory.host_bytes else ""
     return f"{usage.total() / GIB:.1f} GiB on {memory.device_name} at its peak ({phase}){host}, calculated"
+
+
+def describe_checkpointing(model: Model, memory: MemoryPlan | None) -> str:
+    """Describe which layers are recomputed, what an update computes more, and what the layers then save, e.g. `every
+    layer, 33% more products in updates; 1.9 GiB of activations`. model: resolved."""
+    interval, passes = model.recompute_interval, 2 if model.lora_rank else 3  # forward, backward
+    saved = f"; {memory.saved_activations / GIB:.1f} GiB of activations" if memory else ""
+    if not interval:
+        return f"off{saved}"
+    if model.keeps_products:
+        return f"selective, no more products in updates{saved}"
+    place = ", inputs in host memory" * model.activation_offload
+    layers = "every layer" if interval == 1 else f"1 of {interval} layers"
+    return f"{layers}, {1 / interval / passes:.0%} more products in updates{saved}{place}"
 
 
 def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, str]:
@@ -89,8 +109,10 @@ def describe_estimates(
     rows["driver memory"] = f"at most about {driver:.1f} GiB{in_driver}"
     if times is None:
         return rows
-    step, generate, update, speed, _ = (format_range(*values) for values in zip(*times, strict=True))
+    step, generate, update, recompute, speed, _ = (format_range(*values) for values in zip(*times, strict=True))
     source = f"answers of half and of full length; {trainer.planned_device or 'this machine'}"
+    if config.actor_rollout_ref.model.recompute_interval:
+        update += f", of which gradient checkpointing {recompute}"
     rows["time"] = f"{step} s per iteration (generate {generate}, update {update}), {speed} tokens/s ({source})"
     rows["disk"] = f"rollouts {format_range(*(days / one.step * one.tokens * LOG_BYTES for one in times))} GiB a day"
     if trainer.save_freq > 0:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from alphaapollo.config.keys import replace_value
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
@@ -25,6 +26,7 @@ from alphaapollo.planning.engine_memory import count_kv_token_bytes
 from alphaapollo.planning.memory_plan import MemoryPlan, find_micro_batch_shape, has_critic
 from alphaapollo.planning.model_memory import (
     count_adapter_parameters,
+    count_recomputed_layers,
     estimate_layer_bytes,
     get_dtype_bytes,
     load_model_sizes,
@@ -60,6 +62,7 @@ class IterationTime(NamedTuple):
     step: float
     generate: float
     update: float
+    recompute: float  # part of the update, by enable_gradient_checkpointing and activation_offload
     tokens_per_second: float  # sampled tokens per second of generation, by all engines
     tokens: float  # of all rows, with their prompts
 
@@ -128,11 +131,19 @@ class IterationEstimator:
             response = share * config.data.max_response_length
             generate = self.estimate_generation(reached, response)
             update = self.estimate_update(reached, response, trained)
+            recompute = update - self.without_recomputation.estimate_update(reached, response, trained)
             step = max(generate, update) if runs_ahead else generate + update
             step += weights * (6 / reached.bandwidth + 1 / reached.link) + TRAJECTORY * count + PUBLISH[device]
             sampled = response * count / generate
-            times.append(IterationTime(step, generate, update, sampled, count * (response + self.prompt)))
+            times.append(IterationTime(step, generate, update, recompute, sampled, count * (response + self.prompt)))
         return times[0], times[1]
+
+    @property
+    def without_recomputation(self) -> IterationEstimator:
+        keeps_all = {"enable_gradient_checkpointing": False, "activation_offload": False}
+        model = self.config.actor_rollout_ref.model.model_copy(update=keeps_all)
+        config = replace_value(self.config, "actor_rollout_ref.model", model)
+        return replace(self, config=config, memory=replace(self.memory, offloaded_activations=0))
 
     def estimate_generation(self, speed: DeviceSpeed, response: float) -> float:
         """Estimate the seconds in which an engine generates its part of a batch. It reads the experts in use."""
@@ -158,15 +169,19 @@ class IterationEstimator:
         updates += config.critic.ppo_epochs if has_critic(config) else 0
         passes = self.num_passes + memory.frozen_parameters / sizes.parameters + has_critic(config)  # forward
         trained, backward = count_adapter_parameters(model) or sizes.parameters, 1 if model.lora_rank else 2
-        passes += updates * (1 + backward + (model.enable_gradient_checkpointing is True))
+        repeated = updates * count_recomputed_layers(model) / sizes.num_layers
+        passes += updates * (1 + backward)
+        products = passes + repeated * (not model.keeps_products)
         estimator = sizes.flops or FlopsEstimator(sizes.parameters, sizes.parameters, 0, 0)
         flops = estimator.estimate_training_flops(np.full(rows, length)) / 3
         saved = rows * sizes.num_layers * estimate_layer_bytes(model, 1, int(length))
         ranks, ranks_per_node = self.placement.num_ranks, self.placement.ranks_per_node
-        compute = passes * (flops / speed.train_flops + 2 * saved / speed.bandwidth) / ranks
+        compute = products * flops / speed.train_flops + (passes + repeated) * 2 * saved / speed.bandwidth
+        inputs = repeated * sizes.num_layers * rows * length * sizes.hidden_size * get_dtype_bytes(model.dtype)
+        offload = 2 * inputs / HOST_LINK if memory.offloaded_activations else 0.0
         micro_batches = rows * length / ranks / np.prod(find_micro_batch_shape(config))
         link = speed.link if memory.shards <= ranks_per_node else min(speed.link, NETWORK)
         traffic = updates * max(config.num_mini_batches, float(micro_batches)) * memory.traffic_bytes / link
         step = 28 * trained / memory.shards / speed.bandwidth  # weights, gradient, moments: read, written
         step += 2 * memory.offloaded_bytes / ranks_per_node / HOST_LINK
-        return max(compute, traffic) + updates * config.num_mini_batches * step
+        return max(compute / ranks, offload / ranks, traffic) + updates * config.num_mini_batches * step

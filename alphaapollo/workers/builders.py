@@ -51,7 +51,7 @@ def make_weight_sender(
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:
     """Return the `model` section of each teacher on the policy's ranks, by its configuration key: the policy's section
     with the teacher's path, without LoRA."""
-    changes = {"tokenizer_path": "", "lora_rank": 0, "enable_gradient_checkpointing": False}
+    changes = {"tokenizer_path": "", "lora_rank": 0}
     return {
         key: policy.model_copy(update={"path": local.path, "trust_remote_code": local.trust_remote_code, **changes})
         for key, local in teacher.local_models.items()
@@ -66,5 +66,4 @@ def make_critic_model_section(policy: Model, critic: Critic) -> Model:
 def make_reward_model_section(policy: Model, config: RewardModel) -> Model:
     """Return the reward model's `model` section: its own path, the policy's dtype and attention."""
     model = config.model
-    changes = {"path": model.path, "trust_remote_code": model.trust_remote_code, "enable_gradient_checkpointing": False}
-    return policy.model_copy(update=changes)
+    return policy.model_copy(update={"path": model.path, "trust_remote_code": model.trust_remote_code})

@@ -1,5 +1,6 @@
-"""Time GRPO steps of TRL, which generates with vLLM in its own process or with Hugging Face's generate: run by step.py in
-TRL's virtual environment.
+"""Time GRPO steps of TRL, which generates with vLLM in its own process or with Hugging Face's generate.
+
+step.py runs this script in TRL's virtual environment:
 
     python _trl_side.py '{"model": "...", "prompts": "...parquet", "num_prompts": 16, "group": 8, ...}'
 

@@ -16,6 +16,8 @@ from scripts.random_batch import random_batch
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
+    "selective": {"model": {"enable_gradient_checkpointing": "selective"}},
+    "activation_offload": {"model": {"enable_gradient_checkpointing": True, "activation_offload": True}},
     "lora": {"model": {"lora_rank": 16}},
     "param_offload": {"actor": {"fsdp_config": {"param_offload": True}}},
     "optimizer_offload": {"actor": {"fsdp_config": {"optimizer_offload": True}}},

@@ -92,7 +92,8 @@ BFLOAT16_ENGINE = (
 BFLOAT16 = (
     *("algorithm.custom_module=FOLDER/own.py", "algorithm.adv_estimator=centred", f"{MODEL}.dtype=bfloat16"),
     "trainer.record_steps=[2]",
-    *(f"{MODEL}.enable_gradient_checkpointing=True", f"trainer.logger=[console{TRACKERS}]"),
+    *(f"{MODEL}.enable_gradient_checkpointing=selective", f"{MODEL}.activation_offload=True"),
+    f"trainer.logger=[console{TRACKERS}]",
 )
 TRPO = (
     *("algorithm=trpo", "env.rollout.n=4", f"{ACTOR}.optim.cg_steps=3", f"{ROLLOUT}.name=hf", "data.val_files="),

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tests.simulated_gpu.work import count_work
+from tests.simulated_gpu.work import count_work, describe_blocking_copy, outside
 
 aten = torch.ops.aten
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +126,7 @@ class FakeGpu(TorchDispatchMode):
     syncs: ClassVar[Counter[tuple[str, str]]] = Counter()
     work: ClassVar[Counter[str]] = Counter()
     hints: ClassVar[list[Callable[[Tensor], Any]]] = []  # tensor -> values for Tensor.tolist, or None
+    pinned: ClassVar[set[int]] = set()  # addresses of pinned storages
     fakes: ClassVar[FakeTensorMode]
     DYNAMIC: ClassVar[dict[Any, str]] = {  # operators whose results have sizes that depend on values
         aten.nonzero.default: "nonzero",
@@ -162,6 +163,12 @@ class FakeGpu(TorchDispatchMode):
             assert real is not None, f"{func} of a tensor without values"
             made = tree_map_only(Tensor, lambda value: first.new_empty(value.shape, dtype=value.dtype), real)
             return _attach_values(made, real)
+        if kwargs.get("pin_memory"):
+            made = func(*args, **kwargs | {"pin_memory": False})
+            self.pinned.add(made.untyped_storage()._cdata)
+            return made
+        if func is aten.copy_.default and (wait := describe_blocking_copy(self.pinned, *args, **kwargs)):
+            self.note(wait)
         if func is aten._pin_memory.default:
             return first
         if func is aten.is_pinned.default:
@@ -238,16 +245,6 @@ def _attach_values(made: Any, real: Any) -> Any:
 
 def _has_values(value: Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex()) and value.numel() <= LARGEST_WITH_VALUES
-
-
-def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without modes: device meshes read real tensors."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return function(*args, **kwargs)
-
-    return call
 
 
 FROM_NUMPY, TENSOR, TOLIST, NUMPY, APPLY = (

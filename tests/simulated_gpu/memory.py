@@ -223,6 +223,7 @@ def traced_worker(case: dict[str, Any]) -> Iterator[tuple[Trace, PolicyWorker]]:
     ):
         FakeGpu.hints.append(balance)
         model = {"enable_gradient_checkpointing": case.get("checkpointing", False)}
+        model["activation_offload"] = case.get("offloads", False)
         yield trace, make_policy(Path(case["model"]), case.get("actor"), model, case["world_size"])
 
 

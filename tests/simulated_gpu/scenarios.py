@@ -144,6 +144,8 @@ UPDATES = {
     "shared prompts": PolicyUpdate(  # which are checked in the first update
         batch={"shares_prompts": True, "max_tokens": 400}, expected=count_update(prompts=1), parts=("offload",)
     ),
+    "selective": PolicyUpdate(settings={"enable_gradient_checkpointing": "selective"}, num_rows=6),
+    "offloaded inputs": PolicyUpdate(settings=RECOMPUTED | {"activation_offload": True}, world_size=8, num_rows=16),
     "offloaded": PolicyUpdate(actor=OFFLOADED, parts=("offload", "probe")),
     "offloaded by FSDP": PolicyUpdate(actor={"fsdp_config": {"offload_policy": True}}, expected=None),
     "adapters": PolicyUpdate(

@@ -33,7 +33,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the device guard of the fake GPU is compiled with g++"),
 ]
 
-FEW = ("eight ranks", "five layers")  # scenarios that `make test-all` runs; `make test-nightly` runs all
+SHALLOW_AND_DEEP = "eight ranks", "five layers"
+FEW = (*SHALLOW_AND_DEEP, "selective", "offloaded inputs")  # `make test-all` runs these, `make test-nightly` all
 BYTES = "bytes gathered", "bytes reduced"
 Found = dict[str, dict[str, dict[str, int]]]
 """Host synchronizations by scenario and part, or kernels and bytes."""
@@ -84,13 +85,13 @@ def check_waits(name: str, counted: dict[str, dict[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_an_update_on_eight_ranks_waits_for_the_gpu_as_often_as_expected(few: dict[str, Found], name: str) -> None:
+def test_an_update_waits_for_the_gpu_as_often_as_expected(few: dict[str, Found], name: str) -> None:
     check_waits(name, few["waits"][name])
 
 
 def test_kernels_and_bytes_of_an_update_and_a_publish(few: dict[str, Found]) -> None:
     """Each layer is gathered twice in bfloat16, for the forward and the backward pass, and reduced in float32."""
-    shallow, deep = (few["work"][name] for name in FEW)
+    shallow, deep = (few["work"][name] for name in SHALLOW_AND_DEEP)
     (kernels, gathered, reduced), (_, published, _) = (  # inner lists: generators would read the last `part` only
         [(deep[part].get(name, 0) - shallow[part].get(name, 0)) / 2 for name in ("kernels", *BYTES)]
         for part in ("update", "publish")
@@ -140,6 +141,15 @@ def test_the_kernel_of_the_digest_computes_what_torch_computes_and_compiles_for_
 
 MEMORY: dict[str, dict[str, Any]] = {
     "0.5B on one GPU": {"model": "qwen2.5-0.5b", "world_size": 1, "max_tokens": 16384},
+    "0.5B, selective": {"model": "qwen2.5-0.5b", "world_size": 1, "max_tokens": 16384, "checkpointing": "selective"},
+    "0.5B, every third layer": {"model": "qwen2.5-0.5b", "world_size": 1, "max_tokens": 16384, "checkpointing": 3},
+    "8B on eight, inputs offloaded": {
+        "model": "qwen3-8b",
+        "world_size": 8,
+        "max_tokens": 16384,
+        "checkpointing": True,
+        "offloads": True,
+    },
     "8B on eight": {"model": "qwen3-8b", "world_size": 8, "max_tokens": 4096},
     "30B-A3B on eight, expert parallelism": {
         "model": "qwen3-30b-a3b",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Set
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -21,3 +23,23 @@ def count_work(work: Counter[str], func: Any, args: Any, made: Any) -> None:
         work["kernels"] += 1
     if name in COLLECTIVES:
         work[f"bytes {COLLECTIVES[name]}"] += max(one.nbytes for one in tensors)
+
+
+def describe_blocking_copy(pinned: Set[int], target: Tensor, source: Tensor, non_blocking: bool = False) -> str:
+    """Describe a copy between GPU and host memory for which the host waits; "" for any other copy. pinned: addresses of
+    pinned storages."""
+    host, device = (source, target) if target.device.type == "cuda" else (target, source)
+    is_other = (host.device.type, device.device.type) != ("cpu", "cuda") or host.numel() == 1
+    if is_other or (non_blocking and host.untyped_storage()._cdata in pinned):
+        return ""
+    return f"copy {'from' if host is source else 'to'} pageable memory"
+
+
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without modes: device meshes read real tensors."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call

@@ -30,7 +30,8 @@ from alphaapollo.types import Row
 from alphaapollo.workers import model_worker, process_group
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
-from tests.simulated_gpu.fake_cuda import FakeGpu, fake_cuda, outside
+from tests.simulated_gpu.fake_cuda import FakeGpu, fake_cuda
+from tests.simulated_gpu.work import outside
 from tests.unit.tiny import _config, save_tokenizer
 from tests.vision.models import make
 
@@ -124,10 +125,14 @@ def fake_rank(world_size: int = 1, modes: Sequence[Any] = ()) -> Iterator[FakeGp
             (process_group, "create_sequence_groups", outside(process_group.create_sequence_groups)),
             (model_worker, "CheckpointWriter", NoWriter),
             (digest_kernel, "_add_hashes", mock.MagicMock()),
-            (sharding, "make_host_buffer", lambda storage: torch.empty(storage.nbytes(), dtype=torch.uint8)),
+            (sharding, "make_host_buffer", make_pinned_buffer),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield stack.enter_context(fake_cuda(world_size, modes))
+
+
+def make_pinned_buffer(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
 
 
 def place(world_size: int = 1, sequence_parallel_size: int = 1) -> RankPlacement:

@@ -29,7 +29,8 @@ _TRAINING_ONLY = (
     *("router_replay", "sampling_mask", "val_kwargs"),
 )
 UNREAD_ROLLOUT_KEYS = dict.fromkeys([f"rollout.{name}" for name in _TRAINING_ONLY], "it affects only training")
-UNREAD_MODEL_KEYS = ("attention", "enable_gradient_checkpointing", "router_aux_loss_coef", *Lora.model_fields)
+_RECOMPUTATION = ("enable_gradient_checkpointing", "activation_offload")
+UNREAD_MODEL_KEYS = ("attention", *_RECOMPUTATION, "router_aux_loss_coef", *Lora.model_fields)
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "stop", "include_stop_str_in_output")
 JUDGE_CONNECTION = ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
 ENGINE_KEYS = ("name", "dtype", "engine_kwargs.vllm", "engine_kwargs.sglang", "plugins")

@@ -74,9 +74,15 @@ class Model(Lora):
     attention: Literal["auto", "varlen", "flash", "sdpa", "padded"] = "auto"
     """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (part of torch), or
     sdpa in float32; on a CPU padded, over sequences sorted by length."""
-    enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more time. auto = only if the memory plan
-    does not fit without it."""
+    enable_gradient_checkpointing: bool | Literal["auto", "selective"] | Annotated[int, Field(ge=2)] = "auto"
+    """Recompute layers in the backward pass: less memory, the same gradients. true = every layer, about a third more
+    time; N = every N-th layer; selective = every layer, but results of its matrix products and of fused attention are
+    kept; auto = what the memory plan needs: nothing, selective, or every layer."""
+    activation_offload: Annotated[
+        bool, Requires(ActiveWhen("enable_gradient_checkpointing"), fix="enable_gradient_checkpointing=true")
+    ] = False
+    """Keep the inputs of recomputed decoder layers in pinned host memory. Copies overlap with computation. On a CPU,
+    they are copied within host memory, which saves nothing."""
     use_torch_compile: bool = False
     """Compile each layer except its attention (torch.compile). The first batches take about a minute longer. Not yet
     measured on GPUs."""
@@ -89,6 +95,17 @@ class Model(Lora):
     """Weight of the load-balancing loss of a mixture of experts (docs/parallelism.md); 0 = off, as usual in RL."""
 
     _max_length: int = 0
+
+    @property
+    def keeps_products(self) -> bool:
+        """Whether recomputed layers keep results of matrix products and of attention."""
+        return self.enable_gradient_checkpointing == "selective"
+
+    @property
+    def recompute_interval(self) -> int:
+        """1 = every layer is recomputed in the backward pass, N = every N-th one, 0 = none."""
+        choice = self.enable_gradient_checkpointing
+        return 1 if isinstance(choice, str) else int(choice)
 
     @property
     def max_length(self) -> int:

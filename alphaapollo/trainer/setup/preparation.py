@@ -18,7 +18,7 @@ from alphaapollo.launch.policy import PolicyPreparation
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
     describe_estimates,
-    describe_memory_peak,
+    describe_memory,
     describe_micro_batch,
     describe_sharding,
     summarize_memory,
@@ -231,8 +231,7 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
         "validation": ", ".join(validation if run.val_prompts else []) or "none",
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory, trainer.keep_best),
         "trackers": ", ".join(trainer.logger),
-        "memory": describe_memory_peak(plan.memory),
-        "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+        **describe_memory(plan.model, plan.memory),
         "data-parallel degree": f"{plan.placement.data_parallel_size}",
         **describe_sharding(plan.memory, plan.placement.num_ranks),
         **describe_estimates(run.chosen, plan.memory, run.times),

@@ -72,7 +72,7 @@ def test_unsupported_architectures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", [True, False, "auto"])
 def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: Any) -> None:
     fused: list[str] = []
-    monkeypatch.setattr(load, "use_liger_kernels", lambda model: fused.append(model.config.model_type))
+    monkeypatch.setattr(load, "use_liger_kernels", lambda model, **_: fused.append(model.config.model_type))
     model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=setting)
     load.load_causal_lm(model, "padded")
     assert fused == ["qwen3"] * (setting is True)

@@ -19,6 +19,7 @@ from alphaapollo.planning.memory_plan import (
     find_micro_batch_shape,
 )
 from alphaapollo.planning.model_memory import GIB, Usage
+from alphaapollo.planning.plan_table import describe_checkpointing
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 LONG = {
@@ -28,6 +29,8 @@ LONG = {
     "env.rollout.n": 8,
 }
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+KEY = "enable_gradient_checkpointing"
+OFFLOAD, COMPILES = (f"actor_rollout_ref.model.{key}" for key in ("activation_offload", "use_torch_compile"))
 
 
 def resolved(name: str, gpus: int, keys: dict[str, object], device: str = "cuda") -> Config:
@@ -51,7 +54,8 @@ def test_checkpointing_is_enabled_if_16k_tokens_would_not_fit():
     assert planned("qwen3-235b-a22b", 1, 0)[1].problem == "", "unknown memory refuses nothing"
     chosen, plan = planned("qwen2.5-7b", 8, 80, may_choose=False)  # the user said false
     assert chosen is False and plan.problem == ""  # activations are an estimate
-    assert plan.warning.startswith("memory: about 1") and "model.enable_gradient_checkpointing=true" in plan.warning
+    assert plan.warning.startswith("memory: about 1") and "gradient_checkpointing=selective, " in plan.warning
+    assert "ppo_max_token_len_per_gpu=8192 (docs" in plan.warning
 
 
 def test_smaller_micro_batches_come_before_gradient_checkpointing():
@@ -137,10 +141,51 @@ def test_checkpointing_comes_before_more_traffic():
     assert choose(16) == (16_384, True)
     fixed = replace_values(config, {TOKENS: 16_384})
     ordered = [tuple(settings.values()) for settings in list_fast_settings(fixed, "cuda", [TOKENS, CHECKPOINTING])]
-    assert ordered[:3] == [(False, 16_384), (True, 16_384), (True, 8192)]
+    assert ordered[:4] == [(False, 16_384), ("selective", 16_384), (True, 16_384), (True, 8192)]
     within = replace_values(fixed, {"actor_rollout_ref.actor.fsdp_config.fsdp_size": 8})
     ordered = [tuple(settings.values()) for settings in list_fast_settings(within, "cuda", [TOKENS, CHECKPOINTING])]
-    assert ordered[:4] == [(False, 16_384), (False, 8192), (False, 4096), (True, 16_384)]
+    steps = [(value, tokens) for value in (False, "selective") for tokens in (16_384, 8192, 4096)]
+    assert ordered[:7] == [*steps, (True, 16_384)]
+    for key, value, first in (
+        (CHECKPOINTING, "selective", "selective"),
+        (CHECKPOINTING, 3, 3),
+        (COMPILES, True, False),
+    ):
+        settings = list_fast_settings(replace_values(fixed, {key: value}), "cuda", [CHECKPOINTING])
+        assert [*settings] == [{CHECKPOINTING: first}, {CHECKPOINTING: True}]
+
+
+def test_auto_is_selective_if_that_is_enough_and_the_plan_says_what_it_costs():
+    chosen, plan = planned("qwen2.5-1.5b", 1, 80)
+    model = resolved("qwen2.5-1.5b", 1, {CHECKPOINTING: chosen}).actor_rollout_ref.model
+    text = describe_checkpointing(model, plan)
+    assert (chosen, plan.problem, plan.warning) == ("selective", "", "")
+    assert text == f"selective, no more products in updates; {plan.saved_activations / GIB:.1f} GiB of activations"
+    plain = planned("qwen2.5-1.5b", 1, 80, may_choose=False)[1]
+    assert plain.excess and 0.45 < plan.saved_activations / plain.saved_activations < 0.55
+    texts = {3: "1 of 3 layers, 11% more products in updates", True: "every layer, 33% more", False: "off"}
+    for value, start in texts.items():
+        assert describe_checkpointing(model.model_copy(update={KEY: value}), None).startswith(start)
+    adapted = model.model_copy(update={KEY: True, "lora_rank": 8, "activation_offload": True})
+    assert describe_checkpointing(adapted, None) == "every layer, 50% more products in updates, inputs in host memory"
+
+
+def test_offloaded_inputs_must_fit_into_host_memory():
+    """Qwen2.5-7B, 16,384 tokens: 27 inputs of 112 MiB, in buffers of 128 MiB, on each of eight GPUs."""
+    config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True, OFFLOAD: True})
+    both = replace_values(config, {OFFLOAD: False}), config
+    plain, plan = (fit_to_memory(one, "cuda", 80 * GIB, False)[1] for one in both)
+    update = "update of the policy"
+    saved = plain.phases[update]["activations"] - plan.phases[update]["activations"]
+    assert (saved, plan.host_bytes) == (25 * 112 * 2**20, 8 * 27 * 2**27)
+    problem = fit_to_memory(config, "cuda", 80 * GIB, False, host_memory=20 * GIB)[1].problem
+    assert problem.startswith("memory: offloading needs 27 GiB") and "activation_offload" in problem
+
+
+def test_offload_is_proposed_before_more_gpus():
+    """The longest row alone is a micro-batch of 49,152 tokens."""
+    chosen, plan = planned("qwen2.5-7b", 8, 64, data__max_response_length=100_000, data__max_prompt_length=1024)
+    assert chosen is True and "activation_offload=true" in plan.warning, plan.warning
 
 
 def test_reference_and_critic_are_counted():

@@ -14,10 +14,12 @@ from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.planning.model_memory import (
+    Activations,
     ModelSizes,
     RankModel,
     Usage,
     count_adapter_parameters,
+    estimate_activations,
     estimate_idle,
     estimate_image_bytes,
     estimate_layer_bytes,
@@ -185,3 +187,28 @@ def test_images_take_the_activations_of_a_trained_tower():
     recomputed = trained.model_copy(update={"enable_gradient_checkpointing": True})
     assert estimate_image_bytes(recomputed, 100) == 400 * 32 * 1280 * 2
     assert estimate_image_bytes(bfloat16("qwen2.5-7b"), 100) == 0
+
+
+def test_activations_of_recomputed_layers():
+    """Qwen2.5-7B with 28 layers, 8192 tokens in bfloat16: an input of 3584; selective also keeps q, k, v, output, gate,
+    up and down, and of attention the output and a float32 per head."""
+    model, tokens = bfloat16("qwen2.5-7b"), 8192
+
+    def estimate(choice: object, offload: bool = False) -> Activations:
+        settings = {"enable_gradient_checkpointing": choice, "activation_offload": offload}
+        return estimate_activations(model.model_copy(update=settings), 1, tokens, "cuda")
+
+    layer, one_input = estimate_layer_bytes(model, 1, tokens), 2 * 3584 * tokens
+    assert estimate(False) == Activations(28 * layer)
+    assert estimate(True) == Activations(28 * one_input, layer)
+    assert estimate(5) == Activations(5 * one_input + 23 * layer, layer)
+    kept = (2 * (3584 + 512 + 512 + 3584 + 2 * 18944 + 3584 + 3584) + 4 * 28) * tokens
+    assert estimate("selective") == Activations(28 * (one_input + kept), layer - kept)
+    assert estimate(True, offload=True) == Activations(3 * one_input, layer, 27 * 2**26)  # 56 MiB in buffers of 64
+
+
+def test_kept_products_of_experts():
+    """Qwen3-30B-A3B: q, k, v, output, and gate and up of 8 experts. down has 768 inputs for 2048 numbers."""
+    sizes = load_model_sizes(bfloat16("qwen3-30b-a3b"))
+    assert sizes.products_per_token == 4096 + 2 * 512 + 2048 + 8 * 2 * 768
+    assert sizes.attention_per_token == 32 * 128

@@ -56,6 +56,16 @@ def test_an_update_takes_its_passes() -> None:
     assert one.estimate_update(flops, 100, 0.5) == pytest.approx(1.5 * forward)
     checkpointed = estimator(actor_rollout_ref__model__enable_gradient_checkpointing=True)
     assert replace(checkpointed, num_passes=1).estimate_update(flops, 100, 1.0) == pytest.approx(5 * forward)
+    for choice, seconds in {True: 1.0, 5: 4 / 24, "selective": 0.0}.items():
+        recomputing = estimator(actor_rollout_ref__model__enable_gradient_checkpointing=choice)
+        assert recomputing.estimate_update(flops, 100, 1.0) == pytest.approx((3 + seconds) * forward)
+        fast, _ = recomputing.estimate(flops)
+        assert fast.recompute == pytest.approx(fast.update * seconds / (3 + seconds))
+    offloads = {"enable_gradient_checkpointing": True, "activation_offload": True}
+    offloading = estimator(**{f"actor_rollout_ref__model__{key}": value for key, value in offloads.items()})
+    inputs = one.config.trajectories_per_batch * 1124 * 24 * 896 * 2 / 8
+    slow = offloading.estimate_update(flops._replace(train_flops=1e30), 100, 1.0)
+    assert slow == pytest.approx(2 * inputs / speed.HOST_LINK)
     traffic = replace(one.memory, traffic_bytes=10**12, shards=16)  # between nodes, for each micro-batch
     count = one.config.trajectories_per_batch * 1124 / 8 / 16384
     slow = replace(one, memory=traffic).estimate_update(flops._replace(train_flops=1e30, link=4.5e11), 100, 1.0)

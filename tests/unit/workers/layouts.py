@@ -132,7 +132,7 @@ def describe_alone(case: Case) -> Case:
     """The case on one rank: all rows padded in one micro-batch, without recomputation."""
     actor = {key: value for key, value in case.actor.items() if key != "fsdp_config"}
     plain = {"attention": "padded", "max_tokens": 10_000, "order": None, "min_unit": 0, "shares_prompts": False}
-    return replace(case, actor=actor, sequence_parallel=1, checkpointing=False, **plain)
+    return replace(case, actor=actor, sequence_parallel=1, checkpointing=False, offloads=False, **plain)
 
 
 def compute_alone(case: Case) -> Result:

@@ -31,7 +31,7 @@ LAYOUTS: dict[int, list[dict[str, Any]]] = {
         {"max_tokens": 40},
         {"max_tokens": 40, "dtype": "bfloat16"},
         {"attention": "sdpa", "max_tokens": 60, "sequence_parallel": 2, "checkpointing": True},
-        {"role": "sft", "actor": {}, "needs_reference": False},
+        {"role": "sft", "actor": {}, "needs_reference": False, "checkpointing": "selective", "offloads": True},
     ],
 }
 

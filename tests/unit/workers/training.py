@@ -77,7 +77,8 @@ class Case:
     mini_batch_size: int = NUM_ROWS
     needs_reference: bool = False
     ref: dict[str, Any] = field(default_factory=dict)
-    checkpointing: bool = False
+    checkpointing: Any = False
+    offloads: bool = False  # the inputs of recomputed layers
     compiles: bool = False
     use_liger: Any = "auto"
     lora_rank: int = 0
@@ -124,6 +125,7 @@ def make_worker(case: Case, rank: int = 0, num_ranks: int = 1, address: str = ""
             attention=case.attention,
             dtype="auto" if case.dtype == "float64" else case.dtype,
             enable_gradient_checkpointing=case.checkpointing,
+            activation_offload=case.offloads,
             lora_rank=case.lora_rank,
             freeze_vision=case.freeze_vision,
             router_aux_loss_coef=case.aux,
