@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 44150  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 44250  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
