@@ -18,7 +18,7 @@ import socket
 import sys
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, cast
 
 import setproctitle
 
@@ -42,7 +42,7 @@ class ForkedModule:
         """Run in the forked process (called by multiprocessing), with the creator's socket as stdin and stdout."""
         os.setsid()  # Ctrl-C goes to the driver alone, and killpg reaches the children
         exit_with_parent(os.getppid(), signal.SIGKILL)
-        channel, stderr = forkserver.get_inherited_fds()
+        channel, stderr = cast(list[int], forkserver.get_inherited_fds())
         for number, descriptor in enumerate((channel, channel, stderr)):
             os.dup2(descriptor, number)
         for descriptor in (channel, stderr, forkserver._forkserver._forkserver_alive_fd):  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ class ForkedHandle:
     def _read_exit_code(self, status: int) -> None:
         asyncio.get_running_loop().remove_reader(status)
         try:
-            self.returncode = forkserver.read_signed(status)  # type: ignore[attr-defined]
+            self.returncode = forkserver.read_signed(status)
         except EOFError:  # the server was killed, and the process with it
             self.returncode = -signal.SIGKILL
         os.close(status)
@@ -105,7 +105,7 @@ async def fork_module(module: str, *arguments: str, reply_bytes: int) -> ForkedH
 
 def start_server(module: str) -> Any:
     """Start the server of a module, unless this process has. It imports the module in the background."""
-    server = _servers.setdefault(_make_key(module), forkserver.ForkServer())  # type: ignore[attr-defined]
+    server = _servers.setdefault(_make_key(module), forkserver.ForkServer())
     server.set_forkserver_preload([module])
     before = dict(os.environ)
     os.environ.update(make_subprocess_environ(), PYTHONSAFEPATH="1")
@@ -122,9 +122,10 @@ def _find_server(module: str) -> Any | None:
     if not found.startswith(key):
         return None
     if found not in _servers:
-        server = _servers[found] = forkserver.ForkServer()  # type: ignore[attr-defined]
+        server: Any = forkserver.ForkServer()
         server._forkserver_address, server._forkserver_alive_fd = found[len(key) :], os.open(os.devnull, os.O_RDONLY)
         server.ensure_running = lambda: None
+        _servers[found] = server
     return _servers[found]
 
 
@@ -141,7 +142,7 @@ def _request(server: Any, start: ForkedModule, channel: socket.socket) -> tuple[
         with os.fdopen(data, "wb") as file:
             pickle.dump({}, file)  # what multiprocessing would prepare, e.g. import `__main__`
             pickle.dump(start, file)
-        return status, forkserver.read_signed(status)  # type: ignore[attr-defined]
+        return status, forkserver.read_signed(status)
     except BaseException:
         os.close(status)
         raise
