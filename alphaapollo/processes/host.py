@@ -72,7 +72,7 @@ class ProcessHost:
         forked_module.py). Raises OSError, and ProcessDiedError if the module cannot be imported."""
         try:
             return cls(await fork_module(module, *map(str, arguments), reply_bytes=MAX_REPLY))
-        except EOFError as error:
+        except (EOFError, ConnectionError) as error:  # its server has ended
             raise ProcessDiedError(f"{module} cannot be imported in a process of its own") from error
 
     async def read_first_reply(self, timeout: float) -> bytes:
@@ -172,6 +172,8 @@ class ProcessHost:
         await asyncio.wait((self._reading,), timeout=timeout)
         self._reading.cancel()
         await asyncio.wait((self._reading,))
+        if self._handle.stdin is not None:
+            self._handle.stdin.close()
 
 
 def format_signal(number: int) -> str:

@@ -16,12 +16,16 @@ from alphaapollo.processes.host import ProcessDiedError, ProcessHost
 
 MODULE = '''
 import os, sys
+from alphaapollo.processes.host import reserve_stdin_and_stdout
 
 def main(words):
-    """Answer with the words, the folder, a variable, the first folder of modules, and the titles of the process."""
-    title = open("/proc/self/cmdline").read().split("\\0")[0]
-    print(0, [words, os.getcwd(), os.environ.get("COLOUR"), sys.path[0], __name__ in title], flush=True)
-    sys.stdin.readline()
+    """Answer with the words, the folder, a variable, the first folder of modules, and whether the title has a name."""
+    requests, replies = reserve_stdin_and_stdout()
+    title = open("/proc/self/cmdline").read()
+    reply = [words, os.getcwd(), os.environ.get("COLOUR"), sys.path[0], __name__ in title]
+    replies.write(f"0 {reply}\\n".encode())
+    replies.flush()
+    requests.readline()
     sys.exit(7)
 '''
 
