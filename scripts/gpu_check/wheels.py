@@ -21,7 +21,7 @@ PINNED = [
     *("hydra-core", "omegaconf", "filelock"),
     *("jsonschema", "jsonschema-specifications", "attrs", "referencing", "rpds-py"),  # tools
     *("aiohttp", "aiohappyeyeballs", "aiosignal", "frozenlist", "multidict", "propcache", "yarl"),  # environments
-    *("psutil", "msgspec"),
+    *("psutil", "msgspec", "setproctitle"),
     *("peft", "accelerate"),  # LoRA
 ]
 UNPINNED = ["liger-kernel>=0.8"]  # optional (pyproject.toml)

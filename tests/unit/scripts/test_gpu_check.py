@@ -108,7 +108,7 @@ def test_what_is_missing_is_named() -> None:
 
 # Packages of this project that a machine with torch, transformers and the wheels lacks. A finder hides them.
 HIDDEN = "PIL bm25s cloudpickle datasets docstring_parser fastapi gguf httpx math_verify matplotlib mcp openai pandas "
-HIDDEN += "plotext plotly py3langid pyarrow ray scipy setproctitle starlette torchao uvicorn vllm wandb"
+HIDDEN += "plotext plotly py3langid pyarrow ray scipy starlette torchao uvicorn vllm wandb"
 BARE = """
 import sys
 from importlib.machinery import PathFinder
