@@ -18,6 +18,14 @@ from alphaapollo.config.resolve import has_bfloat16_instructions
 
 ROOT = Path(__file__).resolve().parents[2]
 TRL = "trl==1.16.0"
+VLLM_IN_PROCESS = {  # environment variables of TRL with vLLM
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_COMPILE_DISABLE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}
 
 
 @dataclass(frozen=True)
@@ -50,16 +58,6 @@ class Task:
 def environment(threads: int) -> dict[str, str]:
     """Environment variables of either side."""
     return os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-
-
-VLLM_IN_PROCESS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "TORCH_COMPILE_DISABLE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-}
 
 
 def trl_python(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,6 +10,35 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_keys(args: argparse.Namespace, name: str, model: object, prompts: object, reward: object) -> dict[str, object]:
+    """Keys of a GRPO run without checkpoints and validations, from the arguments of a benchmark. name: experiment."""
+    role, completions = "actor_rollout_ref", args.num_prompts * args.group
+    return {
+        "algorithm.adv_estimator": "grpo",
+        f"{role}.model.path": model,
+        f"{role}.model.dtype": args.dtype,
+        f"{role}.actor.ppo_mini_batch_size": completions,
+        f"{role}.actor.ppo_max_token_len_per_gpu": args.max_token_len,
+        f"{role}.rollout.max_num_seqs": completions,
+        f"{role}.rollout.cpu_threads": args.threads,
+        "custom_reward_function.path": reward,
+        "data.train_files": prompts,
+        "data.train_batch_size": args.num_prompts,
+        "data.max_prompt_length": 256,
+        "data.max_response_length": args.max_tokens,
+        "env.rollout.n": args.group,
+        "trainer.cpu_threads": args.threads,
+        "trainer.experiment_name": name,
+        "trainer.output_dir": ROOT / "outputs",
+        "trainer.project_name": "bench",
+        "trainer.resume_mode": "disable",
+        "trainer.export_hf": False,
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
+        "trainer.total_training_steps": args.warmup + args.steps,
+    }
 
 
 def train(keys: Mapping[str, object], environment: Mapping[str, str], *overrides: str) -> list[dict[str, float]]:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import SIZES, count_parameters, machine, make_model, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import environment  # noqa: E402
-from scripts.bench._whole_run import train  # noqa: E402
+from scripts.bench._whole_run import make_keys, train  # noqa: E402
 
 SIDES = {"with": "auto", "without": "False"}  # values of rollout.sampling_mask
 PHASES = ("timing/step", "timing/generate", "timing/log_probs", "timing/update")
@@ -33,33 +33,13 @@ PHASES = ("timing/step", "timing/generate", "timing/log_probs", "timing/update")
 def time_steps(args: argparse.Namespace, model: Path, side: str) -> list[dict[str, float]]:
     """Run main_ppo and return the metrics of the measured steps. The step after them is recorded."""
     role, last = "actor_rollout_ref", args.warmup + args.steps + 1
-    keys = {
-        "algorithm.adv_estimator": "grpo",
-        f"{role}.model.path": model,
-        f"{role}.model.dtype": args.dtype,
+    name, prompts = f"sampling_mask_{side}", FOLDER / "prompts.parquet"
+    keys = make_keys(args, name, model, prompts, make_reward(FOLDER)) | {
         f"{role}.actor.optim.lr": 1e-12,
-        f"{role}.actor.ppo_mini_batch_size": args.num_prompts * args.group,
-        f"{role}.actor.ppo_max_token_len_per_gpu": args.max_token_len,
         f"{role}.rollout.top_p": args.top_p,
         f"{role}.rollout.sampling_mask": SIDES[side],
-        f"{role}.rollout.max_num_seqs": args.num_prompts * args.group,
-        f"{role}.rollout.cpu_threads": args.threads,
-        "custom_reward_function.path": make_reward(FOLDER),
-        "data.train_files": FOLDER / "prompts.parquet",
-        "data.train_batch_size": args.num_prompts,
-        "data.max_prompt_length": 256,
-        "data.max_response_length": args.max_tokens,
-        "env.rollout.n": args.group,
         "trainer.controller": "local",
-        "trainer.cpu_threads": args.threads,
-        "trainer.experiment_name": f"sampling_mask_{side}",
-        "trainer.output_dir": ROOT / "outputs",
-        "trainer.project_name": "bench",
-        "trainer.resume_mode": "disable",
-        "trainer.export_hf": False,
         "trainer.record_steps": f"[{last}]",
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
         "trainer.total_training_steps": last,
     }
     return [line for line in train(keys, environment(args.threads)) if args.warmup < line["step"] < last]

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import SIZES, count_parameters, machine, make_model, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import Settings, Task, environment, median, search, time_trl, trl_python  # noqa: E402
-from scripts.bench._whole_run import train  # noqa: E402
+from scripts.bench._whole_run import make_keys, train  # noqa: E402
 
 STALENESS = 2
 ASYNCHRONOUS = {
@@ -48,31 +48,13 @@ def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
     trajectories = args.num_prompts * args.group
     threads = max(1, args.threads // 2) if args.tail else args.threads  # engine and trainer at the same time
     role = "actor_rollout_ref"
-    keys = {
-        "algorithm.adv_estimator": "grpo",
-        f"{role}.model.path": task.model,
-        f"{role}.model.dtype": args.dtype,
+    keys = make_keys(args, f"step-{args.size}", task.model, task.prompts, make_reward(FOLDER)) | {
         f"{role}.model.enable_gradient_checkpointing": task.gradient_checkpointing,
         f"{role}.actor.optim.lr": task.lr,
-        f"{role}.actor.ppo_mini_batch_size": trajectories,
-        f"{role}.actor.ppo_max_token_len_per_gpu": args.max_token_len,
         f"{role}.rollout.max_num_seqs": trajectories * (1 + STALENESS if args.tail else 1),
         f"{role}.rollout.cpu_threads": threads,
-        "custom_reward_function.path": make_reward(FOLDER),
-        "data.train_files": task.prompts,
-        "data.train_batch_size": args.num_prompts,
         "data.max_prompt_length": max(256, args.prompt_tokens or 0),
-        "data.max_response_length": args.max_tokens,
-        "env.rollout.n": args.group,
         "trainer.cpu_threads": threads,
-        "trainer.experiment_name": f"step-{args.size}",
-        "trainer.output_dir": ROOT / "outputs",
-        "trainer.project_name": "bench",
-        "trainer.resume_mode": "disable",
-        "trainer.export_hf": False,
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
-        "trainer.total_training_steps": args.warmup + args.steps,
     }
     if args.tail:  # the last iterations of an asynchronous run start no generation, so they are not measured
         keys |= ASYNCHRONOUS | {"trainer.total_training_steps": args.warmup + args.steps + STALENESS + 1}
