@@ -66,6 +66,7 @@ class ModelSizes:
     flops: FlopsEstimator | None = None  # of full training; None: the number of experts is unknown
     quantized_parameters: int = 0  # of frozen layers with weights of 4 bits
     group_size: int = 1  # weights of 4 bits that share a scale
+    needs_flash: bool = False  # only the flash kernel fuses the attention, e.g. because of a soft cap
 
     def count_bytes(self, width: int) -> int:
         """Return the bytes of all weights. width: bytes of a number, except for weights of 4 bits."""
@@ -131,6 +132,7 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         flops=FlopsEstimator.from_model(model),
         quantized_parameters=sum(model.get_parameter(f"{name}.weight").numel() for name in quantized),
         group_size=group_size or 1,
+        needs_flash=bool(find_unsupported_features(config, "varlen")),
     )
 
 
@@ -144,8 +146,8 @@ def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
 
 def _count_score_bytes(model: Model, row_length: int) -> int:
     """Return the bytes that attention saves per head and pair of tokens; 0 if it is fused."""
-    kernel, text = get_attention_kernel(model), load_config(model).get_text_config()
-    if kernel != "flash" and find_unsupported_features(text, "varlen"):  # only flash fuses softcap
+    kernel = get_attention_kernel(model)
+    if kernel != "flash" and load_model_sizes(model).needs_flash:
         return SCORE_BYTES
     # probabilities (models/cpu_attention.py)
     return get_dtype_bytes(model.dtype) if kernel == "padded" and row_length <= MAX_KEYS else 0

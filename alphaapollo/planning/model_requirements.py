@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class ModelUse:
     def __str__(self) -> str:
         return f"{self.key}={self.model.path} ({self.config.model_type})"
 
-    @property
+    @cached_property
     def config(self) -> Any:
         """The model's configuration of transformers."""
         return load_config(self.model)

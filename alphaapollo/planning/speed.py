@@ -43,7 +43,7 @@ SEQUENCE_STEP = 2e-5  # seconds of an engine's processes per sequence and step o
 SEQUENCE_OPERATIONS = 2400  # the same on a CPU, in iterations of a Python loop (measured with vLLM on two cores)
 TRAJECTORY = 2.5e-4  # seconds of the driver per trajectory (scripts/bench/driver.py)
 PUBLISH: dict[Device, float] = {"cuda": 2.0, "cpu": 0.2}  # seconds of a weight sync besides traffic (assumed for GPUs)
-MEASURED_SECONDS = 0.2  # of each measurement
+MEASURED_SECONDS = 0.04  # of each measurement, of which every start has four
 
 
 class DeviceSpeed(NamedTuple):
@@ -92,7 +92,7 @@ def find_device_speed(config: Config, placement: Placement, machine: Machine) ->
         for rows, dtype in sizes:
             left, right = (torch.ones(count, width, dtype=getattr(torch, dtype)) for count in (rows, 3 * width))
             flops.append(6 * rows * width**2 / _measure_seconds(partial(torch.nn.functional.linear, left, right)))
-        source, target = torch.zeros(2, 2**26, dtype=torch.uint8)
+        source, target = torch.zeros(2, 2**25, dtype=torch.uint8)
         bandwidth = 2 * source.numel() / _measure_seconds(lambda: target.copy_(source))
     finally:
         torch.set_num_threads(threads)

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from alphaapollo.processes.forked_module import stop_servers
 from alphaapollo.processes.watchdog import remove_paths, treat_signals_as_ctrl_c
 from alphaapollo.utils.plugins import load_plugin
 from alphaapollo.utils.redaction import redact, replace_control_characters
@@ -269,3 +270,4 @@ def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
         os.environ.update(variables_before)
         server: Any = multiprocessing.forkserver._forkserver
         server._stop()  # its environment has this command's TMPDIR
+        stop_servers(str(folder))

@@ -116,6 +116,16 @@ def start_server(module: str) -> Any:
     return server
 
 
+def stop_servers(folder: str) -> None:
+    """Stop the servers that this process has started with a socket in `folder`, before the folder is removed."""
+    for key, server in [*_servers.items()]:
+        if server._forkserver_pid and server._forkserver_address.startswith(folder + os.sep):
+            if os.environ.get(SERVER) == key + server._forkserver_address:
+                del os.environ[SERVER]
+            server._stop()
+            del _servers[key]
+
+
 def _find_server(module: str) -> Any | None:
     """Return the server of a module that the environment names, None without one."""
     found, key = os.environ.get(SERVER, ""), _make_key(module)

@@ -23,6 +23,7 @@ from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdat
 from alphaapollo.utils.plugins import find_plugins, is_available
 from examples.quickstart.make_task import SHAPE
 from tests.loop.conftest import DEADLINE
+from tests.nightly import at_night
 from tests.vision.models import save_model
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ PLUGIN_ENGINES = [  # that have their environment, e.g. that of make setup-sglan
     if is_available("engines", name) and (python := load_engine_class(name).find_python()) and python.is_file()
 ]
 ENGINES = ["vllm", *PLUGIN_ENGINES]
-ENGINES_AT_NIGHT = ["vllm", *(pytest.param(name, marks=pytest.mark.nightly) for name in PLUGIN_ENGINES)]
+ENGINES_AT_NIGHT = at_night(ENGINES, PLUGIN_ENGINES)
 PROBE = list(range(3, 40))
 SIZES = {
     "vocab_size": 272,

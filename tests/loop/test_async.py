@@ -29,7 +29,9 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
 @pytest.mark.parametrize(
     ("mode", "engine", "controller"),
     [
-        (SEPARATE, "vllm", "trainer.controller=ray"),  # generates during the update
+        pytest.param(
+            SEPARATE, "vllm", "trainer.controller=ray", marks=pytest.mark.nightly
+        ),  # generates during the update
         (CARRY, "vllm", LOCAL),
     ],
 )

@@ -25,6 +25,7 @@ from scripts.chaos.scenes import differences
 from tests.loop.conftest import FinishedRun, Runner, Task, child, processes_of
 from tests.loop.engine_kit import ENGINES_AT_NIGHT, PLUGIN_ENGINES
 from tests.loop.warm import Program
+from tests.nightly import at_night
 
 POLICY_DIED, ROLLOUT_DIED = "the policy worker of rank 0", "the rollout worker of rank 0"
 CORE_DIED = "rollout engine 0: its core process died"
@@ -72,7 +73,9 @@ def check_processes_of_ray(ppo: Runner) -> None:
     assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
 
 
-@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+@pytest.mark.parametrize(
+    ("number", "to_all"), [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.nightly)]
+)
 def test_signals(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     """To the driver and then to its process group, as by `timeout`, or also to every process of the run, as by Slurm.
     Only the former can save. test_saves_behind.py shows it without Ray, test_async.py a kill of a driver on Ray."""
@@ -190,10 +193,7 @@ def is_at(ppo: Runner, step: int) -> bool:
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        pytest.param("vllm", marks=pytest.mark.core),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in PLUGIN_ENGINES),
-    ],
+    [pytest.param("vllm", marks=pytest.mark.core), *at_night(PLUGIN_ENGINES, PLUGIN_ENGINES)],
 )
 def test_an_engine_that_dies_is_replaced(
     ppo: Runner, undisturbed: Callable[[str], FinishedRun], engine: str, leaves_nothing: Callable[[], None]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES, PROBE, Session, checkpoint, make_model, start_engine
+from tests.loop.engine_kit import ENGINES_AT_NIGHT, PLUGIN_ENGINES, PROBE, Session, checkpoint, make_model, start_engine
 
 ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}
 UNTIED = {"vocab_size": 300, "attention_bias": True, "tie_word_embeddings": False}
@@ -64,7 +64,7 @@ def perturb(*models: Any) -> None:
 OLD, NEW = (make_model("Qwen3", seed, tie_word_embeddings=True) for seed in (0, 1))
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=ENGINES_AT_NIGHT)
 def tied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     with start_engine(OLD, tmp_path_factory.mktemp("tied"), name=request.param) as session:
         yield session

@@ -96,6 +96,7 @@ def test_pairs_are_learned_and_resume_equals_uninterrupted_run(task: Task, pairs
     assert [line["train/loss"] for line in parts.metrics] == [line["train/loss"] for line in whole.metrics]
 
 
+@pytest.mark.nightly
 def test_two_ranks_equal_one(task: Task, pairs: Path, tmp_path: Path) -> None:
     """KTO, with its KL estimate over the batch of both ranks."""
     keys = ["preference.loss=kto", "trainer.total_training_steps=3", "trainer.export_hf=False"]

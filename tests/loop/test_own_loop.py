@@ -331,6 +331,7 @@ def read_printed(lines: str) -> dict[str, str]:
     return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines.splitlines()}
 
 
+@pytest.mark.nightly
 def test_two_nodes_equal_one_process_and_a_death_is_named(
     ppo: Runner, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
     assert shared.metrics[-1]["actor/grad_norm"] > 0 and shared.metrics[-1]["critic/grad_norm"] > 0
 
 
+@pytest.mark.nightly
 def test_forked_workers_equal_ray_actors(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     """Two ranks with a critic and two engines: metrics and weights are equal to the last bit. The engines sample one
     request at a time, because MKL rounds a row differently in another batch."""

@@ -58,6 +58,7 @@ def test_an_iteration_of_grpo(runner: Runner) -> None:
     assert trained["mismatch/abs"] < 1e-4
 
 
+@pytest.mark.nightly
 def test_engine_trainer_and_transformers_agree(smollm2: Path, tmp_path: Path) -> None:
     """On the tokens of 20 prompts, greedy answers to them, and the answers' log-probs in float32."""
     plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)

@@ -118,6 +118,7 @@ def sft(methods: MethodRunner) -> str:
     return methods.run("sft")
 
 
+@pytest.mark.nightly
 def test_sft_trains_the_assistants_turns_and_their_ends(methods: MethodRunner, sft: str) -> None:
     """On chats with calls of a tool: exactly their texts, each with the token that ends it."""
     assert 0.1 < methods.read_metrics("sft")[-1]["val/loss"] < 5

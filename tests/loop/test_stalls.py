@@ -40,7 +40,10 @@ def check_end(done: FinishedRun, pid: int, stopped: str) -> None:
 
 @pytest.mark.parametrize(
     ("controller", "engine", "continues", "ends"),
-    [("ray", "fake", "RolloutActor", "PolicyActor"), ("local", "vllm", "EngineCore", "EngineCore")],
+    [
+        pytest.param("ray", "fake", "RolloutActor", "PolicyActor", marks=pytest.mark.nightly),
+        ("local", "vllm", "EngineCore", "EngineCore"),
+    ],
 )
 def test_stopped_process_is_named(
     ppo: Runner, controller: str, engine: str, continues: str, ends: str, leaves_nothing: Callable[[], None]

@@ -56,6 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SymptomRuns:
     return SymptomRuns(tmp_path_factory.mktemp("symptoms"))
 
 
+@pytest.mark.nightly
 def test_a_symptom_after_a_short_warm_up(runs: SymptomRuns) -> None:
     """The model has learned the form of answers, which the reward function does not read."""
     runs.run(WARM_UP, "trainer.total_training_steps=50")

@@ -132,6 +132,7 @@ def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner) -> None:
     assert equal_lines(replay(ppo, recording(whole, 2)))
 
 
+@pytest.mark.nightly
 def test_new_prompts_in_each_turn_and_weights_that_change_in_between(ppo: Runner) -> None:
     keys = write_two_turns(ppo.out)
     check_exactness(ppo.run(*keys, "env.context=memory", "data.max_prompt_length=192", name="memory"))
@@ -141,6 +142,7 @@ def test_new_prompts_in_each_turn_and_weights_that_change_in_between(ppo: Runner
     assert done.metrics[1]["mismatch/abs"] < 1e-5 and done.metrics[-1]["staleness/max"] > 0
 
 
+@pytest.mark.nightly
 def test_critic_and_frozen_tower_on_two_ranks_that_share_sequences(ppo: Runner, task: Task) -> None:
     from safetensors.torch import load_file
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext, suppress
 
 import setproctitle
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.types import EngineSpec
@@ -25,7 +26,10 @@ for module in (
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
     *CORE_MODULES,
+    "pyarrow.parquet",
     "alphaapollo.engines.hf",
+    "alphaapollo.engines.vllm.engine",
+    "alphaapollo.engines.weight_sync.vllm_import",
     "alphaapollo.rollout.worker",
     "alphaapollo.workers.critic",
     "alphaapollo.workers.policy",
@@ -48,5 +52,6 @@ for module in (
     with nullcontext() if not module.startswith(PLUGINS) else suppress(ModuleNotFoundError):
         importlib.import_module(module)
 del sys.modules["ray"]
+get_checkpoint_conversion_mapping("qwen3")  # compiles 700 patterns, once
 gc.freeze()
 gc.enable()

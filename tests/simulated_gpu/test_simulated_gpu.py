@@ -176,6 +176,7 @@ def test_the_planned_memory_of_an_update_is_within_10_percent(name: str, guard: 
     assert 0.9 * sizes["smallest"] <= sizes["planned"] <= 1.1 * sizes["smallest"], sizes
 
 
+@pytest.mark.nightly
 def test_the_planned_memory_of_a_publish_is_enough(guard: Path, tmp_path: Path) -> None:
     """Qwen3-30B-A3B with six layers: the buffers do not depend on the number of layers."""
     config = json.loads((PUBLISHED / "qwen3-30b-a3b" / "config.json").read_text())
@@ -186,6 +187,7 @@ def test_the_planned_memory_of_a_publish_is_enough(guard: Path, tmp_path: Path) 
     assert 0.95 * sizes["reserved"] <= sizes["planned"] <= 1.2 * sizes["reserved"], sizes
 
 
+@pytest.mark.nightly
 def test_vllm_accepts_the_engines_of_every_recipe() -> None:
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.processes import forked_module
+from alphaapollo.processes.entry_point import run_in_temp_folder
 from alphaapollo.processes.forked_module import SERVER, start_server
 from alphaapollo.processes.host import ProcessDiedError, ProcessHost
 
@@ -74,6 +75,20 @@ def test_processes_that_inherit_the_variable_share_a_server_and_replace_a_dead_o
     assert third != first and how == "exit code 7"
     monkeypatch.setattr(forked_module, "_make_key", lambda module: f"other installation:{module}:")
     assert asyncio.run(run(module))[2] not in (first, third)
+
+
+def test_each_command_of_a_process_has_its_own_server(module: str, tmp_path: Path) -> None:
+    """Its socket is in the command's temporary folder, which is removed at the end."""
+    parents = list[int]()
+
+    def command() -> int:
+        parents.append(asyncio.run(run(module))[2])
+        return 0
+
+    for _ in range(2):
+        assert run_in_temp_folder(command, tmp_path) == 0
+    first, second = parents
+    assert first != second and not forked_module._servers and SERVER not in os.environ
 
 
 def test_processes_end_with_their_server(module: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nightly import at_night
 from tests.unit.workers.layouts import check_layouts
 from tests.unit.workers.roles import FULL, RICH, ROLES
 from tests.unit.workers.training import Case
@@ -23,7 +24,7 @@ VISION = {*FAMILIES}
 PREFERENCES = {"DPO", "KTO", "reward model training"}
 
 
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("name", at_night(ROLES, ["teachers by row", "qwen2_5_vl", "internvl"]))
 def test_every_role_in_every_layout(locate, name: str):
     layouts = dict(LAYOUTS)
     if name in VISION:

@@ -15,6 +15,7 @@ import torch
 from alphaapollo.models import file_tensors, sharding
 from alphaapollo.models.file_tensors import load_for_ranks
 from alphaapollo.models.sharding import local_tensor
+from tests.nightly import at_night
 from tests.quantized import save_quantized
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
@@ -64,7 +65,7 @@ def load_slices(rank: int, num_ranks: int, address: str, case: Case, way: str) -
     return slices, len(sent)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", at_night(LAYOUTS, ["uneven"]))
 def test_ranks_read_the_slices_that_rank_0_would_send(locate, model_folder, tmp_path: Path, layout: str) -> None:
     num_ranks, counted = LAYOUTS[layout]
     quantized = save_quantized(model_folder("llama"), tmp_path)[0] if layout == "uneven" else ""

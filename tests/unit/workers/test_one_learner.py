@@ -19,6 +19,7 @@ from alphaapollo.models.sharding import local_tensor
 from alphaapollo.own_loop.policy_columns import make_columns
 from alphaapollo.own_loop.rows import RowReader, distribute, split_by_row
 from alphaapollo.types import LONGER_PROMPT, Row
+from tests.nightly import at_night
 from tests.unit.tiny import VOCABULARY, plan_ranks, some_rows
 from tests.unit.workers import training
 from tests.unit.workers.layouts import run_on_ranks
@@ -182,7 +183,7 @@ def compare(
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", at_night([1, 2], [1]))
 def test_own_loops_have_the_gradients_of_main_ppo(locate: Any, num_ranks: int) -> None:
     case = Case("qwen3", max_tokens=MAX_TOKENS)
     teacher = {"divergence": "jsd", "coef": 0.5}

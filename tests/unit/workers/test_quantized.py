@@ -16,6 +16,7 @@ from alphaapollo.engines.weight_sync.digest import compute_joint_digest
 from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender
 from alphaapollo.models.quantized import QuantizedLinear
 from alphaapollo.workers.export import export_checkpoint
+from tests.nightly import at_night
 from tests.quantized import save_quantized
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
@@ -41,7 +42,7 @@ def folders(model_folder: Any, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return save_quantized(model_folder("llama"), tmp_path_factory.mktemp("quantized"))
 
 
-@pytest.mark.parametrize("num_ranks", LAYOUTS)
+@pytest.mark.parametrize("num_ranks", at_night(LAYOUTS, [1]))
 def test_gradients_and_log_probs_equal_those_of_the_dequantized_model(
     folders: tuple[Path, Path], num_ranks: int
 ) -> None:

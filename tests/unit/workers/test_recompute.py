@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nightly import at_night
 from tests.unit.workers.layouts import compute, run_on_ranks
 from tests.unit.workers.roles import ROLES
 from tests.unit.workers.training import Case
@@ -34,7 +35,7 @@ CASES: dict[str, tuple[int, Case]] = {  # number of ranks
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", at_night(CASES, ["adapters on parts of sequences", "balanced experts"]))
 def test_gradients_are_those_without_recomputation(locate: Any, name: str) -> None:
     num_ranks, case = CASES[name]
     cases = [locate(case), *(replace(locate(case), **choice) for choice in CHOICES)]

@@ -16,6 +16,7 @@ from alphaapollo.engines.weight_sync.digest import compute_joint_digest
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.sharding import local_tensor
 from tests.architectures.models import ARCHITECTURES, VOCABULARY
+from tests.nightly import at_night
 from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training
 from tests.unit.workers.layouts import Arrays, assert_gradients_close
@@ -107,7 +108,7 @@ def save_architecture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     return save
 
 
-@pytest.mark.parametrize("name", TESTED)
+@pytest.mark.parametrize("name", at_night(TESTED, ["HSDP", "experts with biases", "adapters beside split experts"]))
 def test_layouts_train_the_same(locate, save_architecture, tmp_path: Path, name: str):
     num_ranks, case, layouts = TESTED[name]
     is_tiny = case.folder.startswith("qwen")

@@ -107,6 +107,7 @@ def read_samples(done: FinishedRun, task: str) -> list[dict[str, Any]]:
     return sorted(map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"])
 
 
+@pytest.mark.nightly
 def test_scheduled_suite_equals_our_evaluation_of_the_trained_model(
     trained: tuple[Runner, FinishedRun], tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_scheduled_suite_equals_our_evaluation_of_the_trained_model(
     assert done.metrics[-1]["val/suite/sums/accuracy"] == accuracy and 0 < accuracy < 1
 
 
+@pytest.mark.nightly
 def test_multiple_choice_reads_the_log_probs_of_transformers(trained: tuple[Runner, FinishedRun]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
