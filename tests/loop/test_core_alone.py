@@ -72,6 +72,7 @@ def run_tests(core: Path, *words: str) -> str:
     return run(core, sys.executable, "-m", "pytest", *options, *words)
 
 
+@pytest.mark.nightly
 def test_tests_of_the_core_pass(core: Path) -> None:
     """Those of its commands. That no other needs a plug-in, tests/unit/test_layers.py shows faster."""
     assert " passed" in run_tests(core, "../tests/unit/cli")
