@@ -137,6 +137,29 @@ def test_paused_answer_continues_with_new_weights(engine: HFEngine, tmp_path: Pa
     assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01
 
 
+def test_paused_answers_continue_before_those_that_wait(engine: HFEngine):
+    """Two of three answers are sampled at a time."""
+
+    async def pause_in_flight() -> list[str]:
+        await engine.start()
+        lengths, ended = {"first": 40, "second": 40, "waits": 1}, list[str]()
+        answers = [engine.generate([3, 4], Sampling(length), name) for name, length in lengths.items()]
+        calls = [asyncio.ensure_future(answer) for answer in answers]
+        for name, call in zip(lengths, calls, strict=True):
+            call.add_done_callback(lambda _, name=name: ended.append(name))
+        await asyncio.sleep(0)
+        request = engine._waiting[0]
+        while len(request.sampled) < 5:
+            await asyncio.sleep(0)
+        await engine.pause()
+        assert ended == []
+        await engine.resume()
+        await asyncio.gather(*calls)
+        return ended
+
+    assert asyncio.run(pause_in_flight())[-1] == "waits"
+
+
 @pytest.mark.parametrize(("token", "kind"), [(3, Completion), (10_000, EngineError)])
 def test_a_cancelled_request_does_not_affect_others(engine: HFEngine, token: int, kind: type):
     """Also if the forward pass fails, here because the model has no such token. The last request is the next batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,23 @@ def test_concurrency_limit() -> None:
 
     assert virtual_time.run(main(1)) == 1
     assert virtual_time.run(main(6)) == 6
+
+
+def test_seconds_of_a_call_do_not_include_the_wait_for_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("alphaapollo.tools.toolbox.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    async def tick() -> int:
+        """Let five seconds pass."""
+        await asyncio.sleep(0)
+        clock[0] += 5
+        return 1
+
+    async def main() -> list[float]:
+        toolbox = ToolBox([FunctionTool(tick)], ToolLimits(max_concurrent=1))
+        return [one.seconds for one in await asyncio.gather(*(toolbox.call("tick", {}, Session()) for _ in range(3)))]
+
+    assert asyncio.run(main()) == [5.0, 5.0, 5.0]
 
 
 class Echo:

@@ -108,6 +108,15 @@ def test_built_in_graders_by_data_source(built_in):
     assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
 
 
+def test_imports_of_a_grader_have_the_time_of_a_start(monkeypatch):
+    """sympy takes longer than a short timeout of an answer."""
+    with open_graders(Reward(timeout=60.0, num_workers=1)) as graders:
+        assert graders.score(GSM8K, ["#### 4"])[0].reward == 1.0
+        monkeypatch.setattr("alphaapollo.rewards.grader_processes.client.START_TIMEOUT", 0.0)
+        (score,) = graders.score(MATH, [r"\boxed{0.5}"])
+    assert score.outcome is Outcome.GRADER_FAILED and "within 0 s" in score.reason
+
+
 def test_custom_function_grades_all_rows_and_may_print(users):
     one, parts, stdin = users.score(GSM8K, ["one", "parts", "stdin"])
     assert (one, parts, stdin) == (Score(1.0), Score(1.5, {"accuracy": 1.0, "format": 0.5}), Score(0.0))
