@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,3 +57,20 @@ def train(keys: Mapping[str, object], environment: Mapping[str, str], *overrides
     if done.returncode:
         raise SystemExit(f"{folder.name} exited with status {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def alternate(
+    rounds: int, sides: Mapping[str, Callable[[], list[dict[str, float]]]]
+) -> dict[str, list[dict[str, float]]]:
+    """Call each side once per round, in alternating order. Returns the lines of metrics that each side has returned."""
+    lines: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in [*sides] if number % 2 == 0 else [*reversed(sides)]:
+            lines[name] += sides[name]()
+            print(f"round {number + 1}, {name}: {lines[name][-1]['timing/step']:.2f} s", flush=True)
+    return lines
+
+
+def find_medians(lines: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
+    """Medians of the metrics `names` over lines."""
+    return {name: round(statistics.median(line[name] for line in lines), 4) for name in names}

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import SIZES, count_parameters, machine, make_model, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import environment  # noqa: E402
-from scripts.bench._whole_run import make_keys, train  # noqa: E402
+from scripts.bench._whole_run import alternate, find_medians, make_keys, train  # noqa: E402
 
 SIDES = {"with": "auto", "without": "False"}  # values of rollout.sampling_mask
 PHASES = ("timing/step", "timing/generate", "timing/log_probs", "timing/update")
@@ -63,13 +63,9 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     model = args.model or FOLDER / args.size
     parameters = count_parameters(model) if args.model else make_model(model, SIZES[args.size])
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts * (args.warmup + args.steps + 1))
-    lines: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    for number in range(args.rounds):
-        for side in [*SIDES] if number % 2 == 0 else [*reversed(SIDES)]:
-            lines[side] += time_steps(args, model, side)
-            print(f"round {number + 1}, {side} the mask: {lines[side][-1]['timing/step']:.2f} s", flush=True)
+    lines = alternate(args.rounds, {side: partial(time_steps, args, model, side) for side in SIDES})
     phases = [name for name in PHASES if name in lines["with"][0]]
-    seconds = {side: {name: statistics.median(line[name] for line in lines[side]) for name in phases} for side in SIDES}
+    seconds = {side: find_medians(lines[side], phases) for side in SIDES}
     ratios = {name: round(seconds["without"][name] / seconds["with"][name], 3) for name in phases}
     return {
         "benchmark": "sampling_mask",
@@ -79,7 +75,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "top_p": args.top_p,
         "ratio": ratios["timing/step"],
         "phase_ratios": ratios,
-        "seconds": {side: {name: round(value, 3) for name, value in one.items()} for side, one in seconds.items()},
+        "seconds": seconds,
         "response_length": {side: round(lines[side][-1]["response_length/mean"], 2) for side in SIDES},
         **count_bytes(args.warmup + args.steps + 1),
         "completions": args.num_prompts * args.group,
