@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
+WORDS = 95_000  # of all pages in docs/, without the blocks that scripts write
+GENERATED = re.compile(r"<!-- ([\w-]+): written by .*?<!-- end of \1 -->", re.DOTALL)
 CORE = 44250  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
@@ -91,6 +94,11 @@ def test_packages_stay_within_their_budgets() -> None:
     core = sum(count for name, count in counts.items() if not name.startswith("plugins"))
     assert {name: count for name, count in counts.items() if count > BUDGETS.get(name, 50)} == {}
     assert core <= CORE and counts.keys() >= {name for name in BUDGETS if not name.startswith("plugins")}
+
+
+def test_pages_stay_within_their_budget() -> None:
+    texts = [GENERATED.sub("", page.read_text(encoding="utf-8")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sum(len(text.split()) for text in texts) <= WORDS
 
 
 def test_lines_are_counted(tmp_path: Path) -> None:
