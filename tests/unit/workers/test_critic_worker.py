@@ -49,3 +49,12 @@ def test_loss_is_the_mean_over_action_tokens(make):
     assert metrics["critic/vf_loss"] == pytest.approx(0.5 * (returns**2).mean(), rel=1e-5)
     assert metrics["critic/values/mean"] == 0.0
     assert metrics["critic/vf_explained_var"] == pytest.approx(1 - (returns**2).mean() / returns.var(), rel=1e-4)
+
+
+def test_means_and_deviations_are_those_of_action_tokens(make):
+    worker, columns = make(optim={"lr": 1e-12})
+    values = worker.compute_values()
+    metrics, actions = worker.update(columns), worker.batch.rows.action_mask.astype(bool)
+    for name, column in (("values", values), ("returns", columns.returns)):
+        assert metrics[f"critic/{name}/mean"] == pytest.approx(column[actions].mean(), rel=1e-4, abs=1e-6)
+        assert metrics[f"critic/{name}/std"] == pytest.approx(column[actions].std(), rel=1e-4)

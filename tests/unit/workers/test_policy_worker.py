@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from alphaapollo.algorithms.mismatch import POSITIONS
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
@@ -42,6 +43,15 @@ def test_surprises_are_those_of_all_tokens(start):
     mean = (logp.exp() * logp).sum(-1)
     expected = torch.stack([-mean, (logp.exp() * logp**2).sum(-1) - mean**2], 1)
     np.testing.assert_allclose(found[: len(expected), 1:], expected.numpy(), atol=1e-4)
+
+
+def test_the_mismatch_with_the_engine_counts_positions_in_each_response(start):
+    worker, columns = start()
+    worker.update(columns)
+    rows = worker.batch.rows
+    positions = np.concatenate([*map(np.arange, rows.response_lengths)])[rows.action_mask.astype(bool)]
+    counts = np.bincount(np.searchsorted(POSITIONS, positions, side="right") - 1, minlength=len(POSITIONS))
+    np.testing.assert_array_equal(worker.sum_logprob_mismatch().position_counts, counts)
 
 
 def test_a_checkpoint_before_the_first_step_has_no_step(start, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.types import Row
+from tests.unit.tiny import run_ranks
 from tests.unit.workers.layouts import assert_gradients_close, compute
 from tests.unit.workers.preferences import assign_reference, distribute, make_examples, make_pairs
 from tests.unit.workers.training import Case, gradients_of, load_plain, make_worker, train_by_hand
@@ -88,3 +91,15 @@ def test_before_the_first_step_policy_and_reference_are_equal(locate, close_late
     assert after["loss"] < sums["loss"] and after["reward_chosen"] > after["reward_rejected"]
     with pytest.raises(AssertionError, match="a trained model"):
         worker.compute_ref_log_probs(reference_rows)
+
+
+def compute_digest(rank: int, num_ranks: int, address: str, case: Case) -> int:
+    with closing(make_worker(case, rank, num_ranks, address)) as worker:
+        return int(worker.compute_weights_digest())
+
+
+def test_the_digest_of_the_base_model_does_not_depend_on_ranks(locate):
+    case = locate(Case("qwen3", role="preference", lora_rank=2))
+    on_two_in_copies = replace(case, settings={"fsdp_config": {"fsdp_size": 2}})
+    alone, copies = compute_digest(0, 1, "", case), run_ranks(compute_digest, 4, on_two_in_copies)
+    assert alone % 2**64 == sum(copies) % 2**64 and all(copies[:2]) and not any(copies[2:])
