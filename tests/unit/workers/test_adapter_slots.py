@@ -27,7 +27,7 @@ pytest.importorskip("peft")
 
 Arrays = dict[str, np.ndarray]
 CASE = Case("qwen3", {"optim": {"lr": 1e-2}, "entropy_coeff": 0.1}, lora_rank=4)
-SMALL = AdapterForm(2, 8.0, ("q_proj", "down_proj"), seed=7)
+SMALL = AdapterForm(2, 3.0, ("q_proj", "down_proj"), seed=7)
 FULL = AdapterForm(4, 16.0, seed=3)
 ADAM = AdamSettings((0.8, 0.9), 1e-4, 0.1)
 
@@ -118,7 +118,7 @@ def test_a_smaller_adapter_equals_a_model_with_that_rank_and_those_layers(start_
 
     def lora(model: Any) -> Any:
         return model.model_copy(
-            update={"lora_rank": 2, "lora_alpha": 8.0, "target_modules": list(SMALL.target_modules)}
+            update={"lora_rank": 2, "lora_alpha": SMALL.alpha, "target_modules": list(SMALL.target_modules)}
         )
 
     own = training.resolve_model
@@ -176,7 +176,7 @@ def test_adapters_are_added_replaced_and_removed(start_on: Any, tmp_path: Path) 
             slots.add("c", replace(FULL, target_modules=layers))
     assert slots.names == {OWN, "a", "b"}
     slots.switch("b")
-    assert {layer.scaling["default"] for layer in get_lora_layers(worker.policy).values()} == {4.0}
+    assert {layer.scaling["default"] for layer in get_lora_layers(worker.policy).values()} == {1.5}
     fresh = read_state(worker)
     train(worker, [0])
     digest = worker.write_adapter(str(tmp_path / "b"))

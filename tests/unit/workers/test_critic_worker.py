@@ -53,6 +53,7 @@ def test_loss_is_the_mean_over_action_tokens(make):
 
 def test_means_and_deviations_are_those_of_action_tokens(make):
     worker, columns = make(optim={"lr": 1e-12})
+    worker.model.value_head.weight.data.fill_(0.1)
     values = worker.compute_values()
     metrics, actions = worker.update(columns), worker.batch.rows.action_mask.astype(bool)
     for name, column in (("values", values), ("returns", columns.returns)):

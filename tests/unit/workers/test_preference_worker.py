@@ -93,13 +93,17 @@ def test_before_the_first_step_policy_and_reference_are_equal(locate, close_late
         worker.compute_ref_log_probs(reference_rows)
 
 
-def compute_digest(rank: int, num_ranks: int, address: str, case: Case) -> int:
+def compute_digests(rank: int, num_ranks: int, address: str, case: Case) -> list[int]:
+    """This rank's parts of the digests of the base model and of the trained weights."""
     with closing(make_worker(case, rank, num_ranks, address)) as worker:
-        return int(worker.compute_weights_digest())
+        trained = [digest for digest, _ in worker.compute_state_fingerprints().values() if digest]
+        return [worker.compute_weights_digest(), *trained]
 
 
-def test_the_digest_of_the_base_model_does_not_depend_on_ranks(locate):
+def test_digests_do_not_depend_on_ranks(locate):
+    """Two copies of the model, each on two ranks: the first copy counts."""
     case = locate(Case("qwen3", role="preference", lora_rank=2))
-    on_two_in_copies = replace(case, settings={"fsdp_config": {"fsdp_size": 2}})
-    alone, copies = compute_digest(0, 1, "", case), run_ranks(compute_digest, 4, on_two_in_copies)
-    assert alone % 2**64 == sum(copies) % 2**64 and all(copies[:2]) and not any(copies[2:])
+    in_copies = replace(case, settings={"fsdp_config": {"fsdp_size": 2}})
+    (*first, third, fourth) = run_ranks(compute_digests, 4, in_copies)
+    assert [sum(parts) % 2**64 for parts in zip(*first, strict=True)] == compute_digests(0, 1, "", case)
+    assert third == fourth == [0]
