@@ -52,7 +52,7 @@ EXAMPLES = {
     "smollm2": Example("grpo", 0.7, "env OUT={out} examples/smollm2/run.sh trainer.seed={seed}"),
     "tasks": Example("grpo", 0.6, "examples/tasks/run.sh tiny {seed} {out}"),
     "preferences": Example("dpo", 0.95),
-    "sft_dpo_grpo": Example("grpo", 0.95, "examples/quickstart/sft_dpo_grpo.sh {seed} {out}"),
+    "sft_dpo_grpo": Example("grpo", 0.8, "examples/quickstart/sft_dpo_grpo.sh {seed} {out}"),
 }
 
 

@@ -156,4 +156,4 @@ def test_sft_dpo_and_grpo_each_start_from_the_model_of_the_one_before(
     assert [one.trainer.folder for one in (sft, dpo, grpo)] == [
         Path("work/out", name) for name in ("sft", "dpo", "grpo")
     ]
-    assert dpo.trainer.total_training_steps == 32 and grpo.trainer.seed == 3
+    assert dpo.trainer.total_training_steps == 96 and grpo.trainer.seed == 3
