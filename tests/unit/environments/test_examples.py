@@ -52,6 +52,7 @@ def test_episodes_of_other_frameworks_are_the_chats_of_the_warm_up(
     env = env.model_copy(update={"custom_module": str(EXAMPLES.parent / (env.custom_module or ""))})
     write_tokenizer(tmp_path, calls_tool=name == "trl")
     make_model(tmp_path, seed=0)
+    outcomes = set()
     for index, row in enumerate(seed_rows("train", 6, "text")):
         prompt = Prompt(index, "text", row["prompt"], env_kwargs=row["env_kwargs"])
         if name == "gymnasium":
@@ -70,3 +71,5 @@ def test_episodes_of_other_frameworks_are_the_chats_of_the_warm_up(
         tokenizer = load_tokenizer(str(tmp_path))
         assert tokenizer.decode(done.rows[0].token_ids) + "\n" == tokenizer.apply_chat_template(chat, tokenize=False)
         assert (done.reward, done.accuracy) == (wins, wins)
+        outcomes.add(wins)
+    assert outcomes == {False, True}
