@@ -40,6 +40,8 @@ EXAMPLES = {
     "self_distillation": Example("sdpo", 0.9),
     "informal_math": Example("grpo", 0.9),
     "guessing_game": Example("grpo", 0.9),
+    "gymnasium": Example("gymnasium", 0.9, "examples/small_run.sh guessing_game gymnasium {seed} {out}"),
+    "trl": Example("trl", 0.9, "examples/small_run.sh guessing_game trl {seed} {out} --tool 1"),
     "grid_world": Example("gigpo", 0.95),
     "prices": Example("prices", 0.9, "examples/agents/run.sh prices {seed} {out}"),
     "planner": Example("planner", 0.9, "examples/agents/run.sh planner {seed} {out}"),
@@ -50,6 +52,7 @@ EXAMPLES = {
     "smollm2": Example("grpo", 0.7, "env OUT={out} examples/smollm2/run.sh trainer.seed={seed}"),
     "tasks": Example("grpo", 0.6, "examples/tasks/run.sh tiny {seed} {out}"),
     "preferences": Example("dpo", 0.95),
+    "sft_dpo_grpo": Example("grpo", 0.8, "examples/quickstart/sft_dpo_grpo.sh {seed} {out}"),
 }
 
 

@@ -30,23 +30,29 @@ HEADER = ("example", "model", "hardware", "minutes", "from -> to", "seeds", "com
 METRIC = "val/accuracy"
 MACHINE = "machine.json"  # in the folder of a seed: where it ran, and the load average before its start
 TINY, SMOLLM2 = "Qwen3, 0.43M", "SmolLM2-135M-Instruct"
+CLASSES = "guessing_game/README.md#environment-classes-of-other-frameworks"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """task: what the model learns; model: its name and number of parameters."""
+    """task: what the model learns; model: its name and number of parameters; page: in examples/, by default README.md
+    of the folder with the example's name."""
 
     task: str
     model: str = TINY
+    page: str = ""
 
 
 ENTRIES = {  # keys of examples.seeds.EXAMPLES
     "quickstart": Entry("add numbers (GRPO)"),
     "smollm2": Entry("follow instructions that a program verifies (GRPO)", SMOLLM2),
     "guessing_game": Entry("use the feedback of earlier turns (GRPO)"),
+    "gymnasium": Entry("the same in a Gymnasium environment (GRPO)", page=CLASSES),
+    "trl": Entry("the same in an environment class of TRL (GRPO)", page=CLASSES),
     "grid_world": Entry("walk to a goal (GiGPO)"),
     "tasks": Entry("solve task folders in a sandbox (GRPO)", "Qwen3, 0.4M"),
     "preferences": Entry("tell right sums from wrong ones (DPO)"),
+    "sft_dpo_grpo": Entry("add numbers (SFT, DPO, then GRPO)", page="quickstart/README.md#after-dpo"),
     "distill": Entry("imitate a teacher on one's own samples"),
 }
 
@@ -88,7 +94,7 @@ def make_row(name: str, folders: Sequence[Path]) -> list[str]:
     entry = ENTRIES[name]
     seeds = ", ".join(folder.name.removeprefix(f"{name}_") for folder in folders)
     measured = describe_runs(name, folders) if folders else ["", "", "not yet measured"]
-    title = f"[{name}](../examples/{name}/README.md): {entry.task}"
+    title = f"[{name}](../examples/{entry.page or f'{name}/README.md'}): {entry.task}"
     return [title, entry.model, *measured, seeds, f"`{command(name, 'SEED', 'OUT')}`"]
 
 

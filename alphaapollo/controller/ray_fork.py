@@ -55,5 +55,7 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[2])  # not this folder, whose modules are no top-level modules
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this folder, whose modules are no top-level modules
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     sys.exit(main(sys.argv[1:]))

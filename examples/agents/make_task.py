@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 
-def make_agent_tokenizer(folder: Path) -> None:
+def make_agent_tokenizer(folder: Path, more_words: Sequence[str] = ()) -> None:
     """Write a tokenizer whose chat template shows tools and their calls, in the format of vLLM's parser `hermes`."""
     from transformers import AutoTokenizer
 
-    make_tokenizer(folder, ["<tool_call>", "</tool_call>"])
+    make_tokenizer(folder, ["<tool_call>", "</tool_call>", *more_words])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

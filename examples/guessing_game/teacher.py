@@ -14,6 +14,8 @@ import random
 
 NUMBERS, GUESSES = 31, 5
 DARES = 0.4  # share of turns after "higher" that go up
+TOOL = "guess(number)"  # the system message of the chat template
+CALL, END_OF_CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": ', "}}\n</tool_call>"
 
 
 def play(target: int, rng: random.Random) -> list[dict[str, str]]:
@@ -29,4 +31,16 @@ def play(target: int, rng: random.Random) -> list[dict[str, str]]:
         direction = "up" if guess < target and rng.random() < DARES else "down"
         low, high = (guess + 1, high) if direction == "up" else (low, guess - 1)
         thought = f"<think>{direction}</think>"
+    return chat
+
+
+def play_with_tool(target: int, rng: random.Random) -> list[dict[str, str]]:
+    """One game as a chat in which each guess is a call of the tool `guess`."""
+    first, *turns = play(target, rng)
+    chat = [{"role": "system", "content": TOOL}, first]
+    for turn in turns:
+        content = turn["content"].replace("<answer>", CALL).replace("</answer>", END_OF_CALL)
+        chat.append({"role": "tool" if turn["role"] == "user" else "assistant", "content": content})
+    if len(turns) < 2 * GUESSES - 1:  # found before the last guess
+        chat += [{"role": "tool", "content": "found"}, {"role": "assistant", "content": "found"}]
     return chat

@@ -41,6 +41,14 @@ def test_a_row_has_the_mean_of_the_ended_seeds_with_its_interval(out: Path) -> N
     assert results.make_row("tasks", results.list_ended(out, "tasks"))[4:6] == ["not yet measured", ""]
 
 
+@pytest.mark.parametrize("name", results.ENTRIES)
+def test_a_row_links_to_a_section_about_its_example(name: str) -> None:
+    link = results.make_row(name, [])[0].partition("](")[2].partition(")")[0]
+    page, _, anchor = link.partition("#")
+    text = (results.PAGE.parent / page).read_text(encoding="utf-8")
+    assert anchor in ("", *(line[3:].lower().replace(" ", "-") for line in text.splitlines() if line.startswith("## ")))
+
+
 def test_only_the_table_between_the_marks_is_replaced() -> None:
     text = results.replace_table(PAGE, [["a"] * len(results.HEADER)])
     assert text.startswith("# Results\n<!-- results: written by a script -->\n| example | ") and "old" not in text

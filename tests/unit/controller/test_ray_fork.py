@@ -12,12 +12,24 @@ from alphaapollo.controller.ray_fork import prepend_script
 from alphaapollo.processes.fork_server import share_fork_server
 
 SCRIPT = Path(sys.modules[prepend_script.__module__].__file__ or "")
-DEFAULT_WORKER = "import os, sys\nopen(sys.argv[1], 'w').write(f'default {sys.argv[2:]} {os.getpgrp() == os.getpid()}')"
+DEFAULT_WORKER = """import os, sys
+import module_of_the_user
+open(sys.argv[1], "w").write(f"default {sys.argv[2:]} {os.getpgrp() == os.getpid()}")
+"""
 SETUP_WORKER = "import sys\nopen(sys.argv[2], 'w').write(f'setup {sys.argv[3:]}')"
 
 
+@pytest.mark.parametrize("safe", ["", "1"])
 @pytest.mark.parametrize("preload", ["decimal", "ray", None])
-def test_default_worker_runs_in_a_forked_process(tmp_path: Path, preload: str | None) -> None:
+def test_default_worker_runs_in_a_forked_process(
+    tmp_path: Path, preload: str | None, safe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the modules of PYTHONPATH, also if Python leaves out the script's folder."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "module_of_the_user.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONSAFEPATH", safe)
     setup, default, output = tmp_path / "setup_worker.py", tmp_path / "default_worker.py", tmp_path / "output"
     setup.write_text(SETUP_WORKER)
     default.write_text(DEFAULT_WORKER)

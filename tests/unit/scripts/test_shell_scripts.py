@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, DpoConfig, SftConfig
 from scripts.checks import ROOT
 
 SRUN = """case "$*" in
@@ -135,3 +135,25 @@ def test_a_small_run_keeps_earlier_results(tmp_path: Path) -> None:
     )
     assert files == ["out.1/older", "out.2/precious", "out/calls"]
     assert "model.path=work/out/model" in (tmp_path / "work/out/calls").read_text()
+
+
+def test_sft_dpo_and_grpo_each_start_from_the_model_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("quickstart/sft_dpo_grpo.sh", "preferences/run.sh", "preferences/warm_up.sh")
+    scripts = {f"examples/{name}": (ROOT / "examples" / name).read_text() for name in names}
+    write_programs(tmp_path, {**scripts, ".venv/bin/python": 'echo "$*" >>calls\n'})
+    command = ["bash", "examples/quickstart/sft_dpo_grpo.sh", "3", "work/out/"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=30, check=True)
+    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    programs = {words[1].rpartition("_")[2]: words[2:] for words in calls if "alphaapollo.trainer" in words[1]}
+    monkeypatch.chdir(ROOT)
+    sft = load_config(SftConfig, "sft", programs["sft"])
+    dpo = load_config(DpoConfig, "dpo", programs["dpo"])
+    grpo = load_config(Config, "ppo", programs["ppo"])
+    starts = [sft.model.path, dpo.model.path, grpo.actor_rollout_ref.model.path]
+    assert starts == ["work/out/model", "work/out/sft/model", "work/out/dpo/model"]
+    assert [one.trainer.folder for one in (sft, dpo, grpo)] == [
+        Path("work/out", name) for name in ("sft", "dpo", "grpo")
+    ]
+    assert dpo.trainer.total_training_steps == 96 and grpo.trainer.seed == 3
