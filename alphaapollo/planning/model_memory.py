@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,9 +32,6 @@ from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.quantized import find_quantized_layers, find_unsupported_quantization, read_group_size
 from alphaapollo.models.sharding import MIN_UNIT
 from alphaapollo.models.weight_files import find_weight_files
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 GIB = 2**30
 FLOAT32 = 4
@@ -139,7 +136,7 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     )
 
 
-def _list_quantized_layers(model: PreTrainedModel, path: str) -> list[str]:
+def _list_quantized_layers(model: Any, path: str) -> list[str]:
     """Return the names of the layers with weights of 4 bits: those in the model's files. Without files: all linear
     layers before the output head."""
     if find_weight_files(path):

@@ -7,16 +7,13 @@ smaller errors of rounding where inputs are large.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
 from alphaapollo.plugins.quantize.rounding import round_to_groups
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 NUM_EXPONENTS = 20  # of the grid over [0, 1)
 SMALLEST = 1e-4  # mean |x|
@@ -26,7 +23,7 @@ BEFORE = {"o_proj": "v_proj", "down_proj": "up_proj"}
 
 
 @torch.no_grad()
-def scale_layers(model: PreTrainedModel, token_ids: Tensor, group_size: int, dtype: torch.dtype) -> None:
+def scale_layers(model: Any, token_ids: Tensor, group_size: int, dtype: torch.dtype) -> None:
     """Scale the linear layers of a float32 model that follow a norm or a layer of BEFORE, in place. Each decoder layer
     is scaled when it has computed its outputs, so that the inputs of one are in memory at a time.
 
