@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.quantized import find_quantized_layers, find_unsupported_quantization, read_group_size
 from alphaapollo.models.sharding import MIN_UNIT
+from alphaapollo.models.weight_files import find_weight_files
 
 GIB = 2**30
 FLOAT32 = 4
@@ -94,7 +96,7 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     total = sum(parameter.numel() for parameter in model.parameters())
     original = load_config(Model(path=path, trust_remote_code=trust_remote_code))
     group_size = 0 if find_unsupported_quantization(original) else read_group_size(original, path)
-    quantized = [name for names in find_quantized_layers(path).values() for name in names] if group_size else []
+    quantized = _list_quantized_layers(model, path) if group_size else []
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     # Linear layers save their inputs, and the operations after them save their outputs.
     experts_per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
@@ -134,6 +136,15 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         group_size=group_size or 1,
         needs_flash=bool(find_unsupported_features(config, "varlen")),
     )
+
+
+def _list_quantized_layers(model: Any, path: str) -> list[str]:
+    """Return the names of the layers with weights of 4 bits: those in the model's files. Without files: all linear
+    layers before the output head."""
+    if find_weight_files(path):
+        return [name for names in find_quantized_layers(path).values() for name in names]
+    head, modules = model.get_output_embeddings(), model.named_modules()
+    return [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
 
 
 def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
@@ -206,12 +217,17 @@ def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
 
 def count_adapter_parameters(model: Model) -> int:
     """Count the parameters of all LoRA adapters: A [rank, in] and B [out, rank] of each adapted layer."""
-    if not model.lora_rank:
-        return 0
+    targets = model.target_modules if isinstance(model.target_modules, str) else tuple(model.target_modules)
+    return model.lora_rank and model.lora_rank * _count_adapted_sides(model.path, model.trust_remote_code, targets)
+
+
+@lru_cache(maxsize=16)
+def _count_adapted_sides(path: str, trust_remote_code: bool, targets: str | tuple[str, ...]) -> int:
+    model = Model.model_validate({"path": path, "trust_remote_code": trust_remote_code, "target_modules": targets})
     loaded = load_without_weights(model)
-    targets = set(resolve_target_modules(loaded, model))
-    layers = [module for name, module in loaded.named_modules() if name.rpartition(".")[2] in targets]
-    return sum(model.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
+    names = set(resolve_target_modules(loaded, model))
+    layers = [module for name, module in loaded.named_modules() if name.rpartition(".")[2] in names]
+    return sum(sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
 
 
 @dataclass(frozen=True)

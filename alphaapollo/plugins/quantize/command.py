@@ -26,6 +26,12 @@ def main(argv: Sequence[str]) -> int:
         help="consecutive inputs of a layer that share a scale (default 128); 32 is more exact, and takes 4.5 instead "
         "of 4.125 bits a weight",
     )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="a few hundred prompts, as data.train_files or a text file (.txt), with which weights are scaled so that "
+        "rounding costs less (default: round to nearest)",
+    )
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")  # compressed_tensors shows a progress bar whenever a model is loaded
@@ -39,5 +45,5 @@ def main(argv: Sequence[str]) -> int:
         export_newest_model(newest, options.trust_remote_code, "--trust-remote-code")
         path = str(newest.model_folder)
     source = Model(path=path, trust_remote_code=options.trust_remote_code)
-    print(quantize_model(source, options.out, options.group_size))
+    print(quantize_model(source, options.out, options.group_size, options.prompts))
     return 0

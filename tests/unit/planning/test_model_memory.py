@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,8 @@ def test_weights_of_4_bits_take_half_a_byte_and_their_scales(model_folder, tmp_p
     adapters = count_adapter_parameters(model)
     rank = make_rank_model(model, Fsdp(), "cuda", 1, (1, 16))
     assert rank.state["weights"] == base + 4 * adapters
+    shutil.copytree(folder, bare := tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert load_model_sizes(Model(path=str(bare))) == sizes
 
 
 def test_activations_of_a_layer():

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from alphaapollo.plugins.tinker.app import MAX_BODY
 from alphaapollo.utils.seeds import derive_seed
-from tests.loop.conftest import Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import Runner, Task, child, wait_until_nothing_is_left
 from tests.plugins.tinker.loop.tinker_kit import KEYS, TinkerServer, start_server
+from tests.quantized import save_quantized
 
 tinker = pytest.importorskip("tinker")
 from tests.plugins.tinker.loop import tinker_calls as calls  # noqa: E402  needs the client
@@ -89,13 +94,13 @@ def make_tenant_datum(sample: Sample, loss: str) -> Any:
     return make_datum(tokens.tolist(), targets, logprobs=old, advantages=advantages)
 
 
-def make_reference(tenant: Tenant, task: Task) -> Any:
+def make_reference(tenant: Tenant, folder: Path) -> Any:
     """Model with peft's adapter in float64. Its initial A is that of the server."""
     from peft import LoraConfig, get_peft_model
 
     layers = ["q_proj", "k_proj", "v_proj", "o_proj"] * tenant.attention
     layers += ["gate_proj", "up_proj", "down_proj"] * tenant.mlp
-    base = AutoModelForCausalLM.from_pretrained(task.model, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(r=tenant.rank, lora_alpha=32, target_modules=layers))
     generator = torch.Generator().manual_seed(derive_seed(tenant.seed, "lora"))
     for name, parameter in model.named_parameters():
@@ -117,9 +122,9 @@ def compute_losses(loss: str, logp: Tensor, advantages: Tensor, old: Tensor) -> 
     return losses[loss]
 
 
-def train_reference(tenant: Tenant, task: Task, data: list[list[Sample]]) -> Iterator[tuple[float, float, float]]:
+def train_reference(tenant: Tenant, folder: Path, data: list[list[Sample]]) -> Iterator[tuple[float, float, float]]:
     """Loss of each step of plain PyTorch, its size (sum of the absolute losses of the tokens), and gradient norm."""
-    model = make_reference(tenant, task)
+    model = make_reference(tenant, folder)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, LR, (0.9, 0.95), eps=1e-12, weight_decay=0.0)
     for samples in data:
@@ -137,8 +142,8 @@ def train_reference(tenant: Tenant, task: Task, data: list[list[Sample]]) -> Ite
         yield float(losses.detach().sum()), float(losses.detach().abs().sum()), float(norm)
 
 
-def test_interleaved_tenants_equal_plain_pytorch(client: Any, task: Task) -> None:
-    """Five tenants of other losses, ranks and layers: losses and gradient norms of peft and torch.optim.AdamW."""
+def check_interleaved_tenants(client: Any, folder: Path) -> None:
+    """Compare losses and gradient norms of five tenants with those of peft and torch.optim.AdamW."""
     clients = [
         client.create(one.rank, one.seed, train_attn=one.attention, train_mlp=one.mlp, train_unembed=False)
         for one in TENANTS
@@ -160,9 +165,34 @@ def test_interleaved_tenants_equal_plain_pytorch(client: Any, task: Task) -> Non
         for sent, step in futures
     ]
     for number, tenant in enumerate(TENANTS):
-        expected = train_reference(tenant, task, data[number])
+        expected = train_reference(tenant, folder, data[number])
         for (loss, norm), (true_loss, total, true_norm) in zip(got[number :: len(TENANTS)], expected, strict=True):
             assert abs(loss - true_loss) < 1e-6 * total and abs(norm - true_norm) < 1e-6 * true_norm, tenant
+
+
+def test_interleaved_tenants_equal_plain_pytorch(client: Any, task: Task) -> None:
+    check_interleaved_tenants(client, task.model)
+
+
+def test_a_base_model_with_weights_of_4_bits(ppo: Runner, tmp_path: Path) -> None:
+    """Numbers are those of the dequantized model. A version is refused if an engine has other codes than the ranks."""
+    folder, plain = save_quantized(ppo.task.model, tmp_path, group_size=32)
+    server = start_server(ppo, model=folder)
+    with connect(server.url, KEYS[0]) as client:
+        check_interleaved_tenants(client, plain)
+        calls.check_samplers(client)
+        calls.check_saved_states(client)
+        trained = client.create(4)
+        change_a_code(folder / "model.safetensors")
+        os.kill(child(ppo, "EngineCore"), signal.SIGKILL)  # the next engine loads the changed file
+        with pytest.raises(tinker.TinkerError, match="digest"):
+            get(trained.save_weights_and_get_sampling_client())
+
+
+def change_a_code(file: Path) -> None:
+    tensors = load_file(file)
+    next(tensor for name, tensor in tensors.items() if name.endswith("_packed"))[0, 0] ^= 1
+    save_file(tensors, file, {"format": "pt"})
 
 
 # Refusals: one clear error each, and the client goes on.

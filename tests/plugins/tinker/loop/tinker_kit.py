@@ -56,10 +56,10 @@ def start_program(runner: Runner, *words: object, keys: Sequence[str] = KEYS) ->
     return program
 
 
-def start_server(runner: Runner, *words: object) -> TinkerServer:
+def start_server(runner: Runner, *words: object, model: Path | None = None) -> TinkerServer:
     """Start a server that accepts KEYS, and wait until it is ready. Its checkpoints are those of the last server."""
     port = find_free_port()
     options = ["--port", port, f"trainer.output_dir={runner.out}", *SIZES]
-    program = start_program(runner, runner.task.model, *options, *words)
+    program = start_program(runner, model or runner.task.model, *options, *words)
     program.wait_for(lambda: "stop with Ctrl-C" in program.printed, DEADLINE)
     return TinkerServer(program, f"http://127.0.0.1:{port}", runner.out / "tinker")
