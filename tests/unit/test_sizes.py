@@ -12,7 +12,7 @@ LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
 WORDS = 95_000  # of all pages in docs/, without the blocks that scripts write
 GENERATED = re.compile(r"<!-- ([\w-]+): written by .*?<!-- end of \1 -->", re.DOTALL)
-CORE = 44250  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 44280  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 950,
