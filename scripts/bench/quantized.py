@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/bench/quantized.py --model DIR
 
-Both sides train with main_ppo and rollout.lora=adapter, and alternate. `alphaapollo quantize` writes the second model. The
-last line is a JSON object. `ratio` is the median step in bfloat16 over that with 4 bits (below 1: 4 bits are slower);
-`medians` has the seconds of generation and update, tokens/s, and the memory of rank and engine in GiB.
+Both sides train with main_ppo and rollout.lora=adapter, and alternate. `alphaapollo quantize` writes the second model.
+The last line is a JSON object. `ratio` is the median step in bfloat16 over that with 4 bits (below 1: 4 bits are
+slower); `medians` has the seconds of generation and update, tokens/s, and the memory of rank and engine in GiB.
 """
 
 from __future__ import annotations
