@@ -77,7 +77,7 @@ def test_processes_that_inherit_the_variable_share_a_server_and_replace_a_dead_o
     assert asyncio.run(run(module))[2] not in (first, third)
 
 
-def test_each_command_of_a_process_has_its_own_server(module: str, tmp_path: Path) -> None:
+def test_each_command_of_a_process_has_its_own_server(module: str) -> None:
     """Its socket is in the command's temporary folder, which is removed at the end."""
     parents = list[int]()
 
@@ -86,7 +86,7 @@ def test_each_command_of_a_process_has_its_own_server(module: str, tmp_path: Pat
         return 0
 
     for _ in range(2):
-        assert run_in_temp_folder(command, tmp_path) == 0
+        assert run_in_temp_folder(command) == 0
     first, second = parents
     assert first != second and not forked_module._servers and SERVER not in os.environ
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from alphaapollo.plugins.tinker.app import MAX_BODY
 from alphaapollo.utils.seeds import derive_seed
-from tests.loop.conftest import Runner, Task, child, wait_until_nothing_is_left
+from tests.loop.conftest import Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.plugins.tinker.loop.tinker_kit import KEYS, TinkerServer, start_server
 from tests.quantized import save_quantized
 
@@ -177,6 +177,7 @@ def test_interleaved_tenants_equal_plain_pytorch(client: Any, task: Task) -> Non
 def test_a_base_model_with_weights_of_4_bits(ppo: Runner, tmp_path: Path) -> None:
     """Numbers are those of the dequantized model. A version is refused if an engine has other codes than the ranks."""
     folder, plain = save_quantized(ppo.task.model, tmp_path, group_size=32)
+    others = list_engines(ppo)
     server = start_server(ppo, model=folder)
     with connect(server.url, KEYS[0]) as client:
         check_interleaved_tenants(client, plain)
@@ -184,9 +185,15 @@ def test_a_base_model_with_weights_of_4_bits(ppo: Runner, tmp_path: Path) -> Non
         calls.check_saved_states(client)
         trained = client.create(4)
         change_a_code(folder / "model.safetensors")
-        os.kill(child(ppo, "EngineCore"), signal.SIGKILL)  # the next engine loads the changed file
+        (engine,) = list_engines(ppo) - others
+        os.kill(engine, signal.SIGKILL)  # the next one loads the changed file
         with pytest.raises(tinker.TinkerError, match="digest"):
             get(trained.save_weights_and_get_sampling_client())
+
+
+def list_engines(ppo: Runner) -> set[int]:
+    """Pids of the engines, also of the server that other tests share."""
+    return {pid for pid, line in processes_of(ppo).items() if "EngineCore" in line}
 
 
 def change_a_code(file: Path) -> None:
