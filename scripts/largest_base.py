@@ -24,7 +24,8 @@ from alphaapollo.plugins.quantize.write import make_quantization_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, PUBLISHED = ROOT / "docs" / "lora.md", ROOT / "scripts" / "published_models"
-BEGIN, END = "<!-- scripts/largest_base.py writes from here -->\n", "<!-- to here -->\n"
+BEGIN = "<!-- largest-base: written by python -m scripts.largest_base --write -->\n"
+END = "<!-- end of largest-base -->\n"
 MODELS = {f"qwen2.5-{size}": f"{size[:-1]}B" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")}
 MODELS |= {"llama3.1-405b": "405B"}
 GPUS = {"rtx4090": "24 GB", "l40s": "48 GB", "h100": "80 GB"}

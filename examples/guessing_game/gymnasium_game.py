@@ -1,4 +1,4 @@
-"""The guessing game as a Gymnasium environment. Nothing in it is of this project."""
+"""The guessing game as a Gymnasium environment, which imports nothing of this project."""
 
 from __future__ import annotations
 

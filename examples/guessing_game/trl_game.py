@@ -1,4 +1,4 @@
-"""The guessing game as a class for TRL's `environment_factory`. Nothing in it is of this project."""
+"""The guessing game as a class for TRL's `environment_factory`, which imports nothing of this project."""
 
 from __future__ import annotations
 

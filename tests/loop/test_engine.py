@@ -10,7 +10,7 @@ import pytest
 
 from alphaapollo.types import Sampling, StopReason
 from tests.loop.engine_kit import (
-    ENGINES,
+    ENGINES_AT_NIGHT,
     PROBE,
     Session,
     logprobs_of,
@@ -27,7 +27,7 @@ PROMPT = list(range(7, 30))
 ONLY_VLLM = pytest.mark.parametrize("session", ["vllm"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=ENGINES_AT_NIGHT)
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     with start_engine(MODEL, tmp_path_factory.mktemp("engine"), name=request.param) as started:
         yield started

@@ -179,6 +179,7 @@ def test_fine_tuning_and_generation_with_images(task: Task, tmp_path: Path) -> N
     assert len(results) == 24 and {len(one["prompt"][0].get("images", [])) for one in results} == {0, 1, 2}
 
 
+@pytest.mark.nightly
 def test_the_example_shows_a_second_image(tmp_path: Path) -> None:
     """A short warm-up of examples/colours, and one iteration of its game of two turns."""
     task, example = Task(tmp_path / "model", tmp_path / "data"), ("--config-dir", str(ROOT / "examples/colours"))

@@ -33,8 +33,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the device guard of the fake GPU is compiled with g++"),
 ]
 
-SHALLOW_AND_DEEP = "eight ranks", "five layers"
-FEW = (*SHALLOW_AND_DEEP, "selective", "offloaded inputs")  # `make test-all` runs these, `make test-nightly` all
 BYTES = "bytes gathered", "bytes reduced"
 Found = dict[str, dict[str, dict[str, int]]]
 """Host synchronizations by scenario and part, or kernels and bytes."""
@@ -52,22 +50,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_scenarios(guard: Path, models: Path, *names: str) -> dict[str, Found]:
-    """Run scenarios (without names: all) in one process. Returns their counts."""
-    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), *names, timeout=1200)
-    counts: dict[str, Found] = json.loads(output[output.index("{") :])
-    return counts
+@pytest.fixture(scope="module")
+def counts(guard: Path, models: Path) -> dict[str, Found]:
+    """Counts of all scenarios."""
+    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), timeout=1200)
+    counted: dict[str, Found] = json.loads(output[output.index("{") :])
+    return counted
 
 
 @pytest.fixture(scope="module")
-def few(guard: Path, models: Path) -> dict[str, Found]:
-    return run_scenarios(guard, models, *FEW)
-
-
-@pytest.fixture(scope="module")
-def found(guard: Path, models: Path) -> Found:
-    """Host synchronizations of all scenarios."""
-    return run_scenarios(guard, models)["waits"]
+def found(counts: dict[str, Found]) -> Found:
+    return counts["waits"]
 
 
 def check_waits(name: str, counted: dict[str, dict[str, int]]) -> None:
@@ -84,14 +77,10 @@ def check_waits(name: str, counted: dict[str, dict[str, int]]) -> None:
     }
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_an_update_waits_for_the_gpu_as_often_as_expected(few: dict[str, Found], name: str) -> None:
-    check_waits(name, few["waits"][name])
-
-
-def test_kernels_and_bytes_of_an_update_and_a_publish(few: dict[str, Found]) -> None:
+@pytest.mark.nightly
+def test_kernels_and_bytes_of_an_update_and_a_publish(counts: dict[str, Found]) -> None:
     """Each layer is gathered twice in bfloat16, for the forward and the backward pass, and reduced in float32."""
-    shallow, deep = (few["work"][name] for name in SHALLOW_AND_DEEP)
+    shallow, deep = counts["work"]["eight ranks"], counts["work"]["five layers"]
     (kernels, gathered, reduced), (_, published, _) = (  # inner lists: generators would read the last `part` only
         [(deep[part].get(name, 0) - shallow[part].get(name, 0)) / 2 for name in ("kernels", *BYTES)]
         for part in ("update", "publish")

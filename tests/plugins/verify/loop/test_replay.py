@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.loop.replays import check_verified, equal_lines, recording, replay
 from tests.loop.stack import StackRunner
 from tests.loop.test_environments import GAME
@@ -12,6 +14,7 @@ FAKE = ("actor_rollout_ref.rollout.name=fake", "trainer.test_freq=-1")
 ENDS = ("trainer.export_hf=False", "trainer.save_freq=-1", "trainer.val_before_train=False")
 
 
+@pytest.mark.nightly
 def test_replay_with_turns_critic_and_kl_in_reward(stack: StackRunner) -> None:
     """The first iteration, with new optimizer state, and the second."""
     settings = ("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "env.context=memory")

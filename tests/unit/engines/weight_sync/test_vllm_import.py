@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import os
 from alphaapollo.engines.weight_sync.vllm_import import import_vllm
@@ -10,6 +12,7 @@ print(os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"), config.compile_threads)
 """
 
 
+@pytest.mark.nightly
 def test_vllm_does_not_limit_the_threads_of_torch_compile():
     for setting, expected in ((None, ("None", "32")), ("5", ("5", "5"))):
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": setting} if setting else {}
