@@ -45,8 +45,8 @@ def time_steps(args: argparse.Namespace, side: str, model: Path) -> list[dict[st
 def measure(args: argparse.Namespace) -> dict[str, object]:
     quantized = FOLDER / f"{args.model.name}_w4"
     if not quantized.exists():
-        command = [sys.executable, "-m", "alphaapollo", "quantize", str(args.model), str(quantized)]
-        subprocess.run(command, cwd=ROOT, check=True)
+        words = ["quantize", str(args.model), str(quantized), "--group-size", str(args.group_size)]
+        subprocess.run([sys.executable, "-m", "alphaapollo", *words], cwd=ROOT, check=True)
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts * (args.warmup + args.steps))
     models = {"bfloat16": args.model, "4 bits": quantized}
     lines = alternate(args.rounds, {side: partial(time_steps, args, side, model) for side, model in models.items()})
@@ -55,6 +55,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "benchmark": "quantized",
         "model": str(args.model),
         "parameters": count_parameters(args.model),
+        "group_size": args.group_size,
         "rank": args.rank,
         "ratio": round(medians["bfloat16"]["timing/step"] / medians["4 bits"]["timing/step"], 3),
         "medians": medians,
@@ -68,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of a model in bfloat16")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--group-size", type=int, default=32, help="inputs of a layer that share a scale")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=8)
