@@ -50,17 +50,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def counts(guard: Path, models: Path) -> dict[str, Found]:
-    """Counts of all scenarios."""
-    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), timeout=1200)
-    counted: dict[str, Found] = json.loads(output[output.index("{") :])
-    return counted
+def run_scenarios(guard: Path, models: Path, *names: str) -> dict[str, Found]:
+    """Run scenarios (without names: all) in one process. Returns their counts."""
+    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), *names, timeout=1200)
+    counts: dict[str, Found] = json.loads(output[output.index("{") :])
+    return counts
 
 
 @pytest.fixture(scope="module")
-def found(counts: dict[str, Found]) -> Found:
-    return counts["waits"]
+def found(guard: Path, models: Path) -> Found:
+    """Host synchronizations of all scenarios."""
+    return run_scenarios(guard, models)["waits"]
 
 
 def check_waits(name: str, counted: dict[str, dict[str, int]]) -> None:
@@ -78,9 +78,11 @@ def check_waits(name: str, counted: dict[str, dict[str, int]]) -> None:
 
 
 @pytest.mark.nightly
-def test_kernels_and_bytes_of_an_update_and_a_publish(counts: dict[str, Found]) -> None:
+def test_kernels_and_bytes_of_an_update_and_a_publish(guard: Path, models: Path) -> None:
     """Each layer is gathered twice in bfloat16, for the forward and the backward pass, and reduced in float32."""
-    shallow, deep = counts["work"]["eight ranks"], counts["work"]["five layers"]
+    names = "eight ranks", "five layers"
+    work = run_scenarios(guard, models, *names)["work"]  # other scenarios before them would change the kernels
+    shallow, deep = (work[name] for name in names)
     (kernels, gathered, reduced), (_, published, _) = (  # inner lists: generators would read the last `part` only
         [(deep[part].get(name, 0) - shallow[part].get(name, 0)) / 2 for name in ("kernels", *BYTES)]
         for part in ("update", "publish")
