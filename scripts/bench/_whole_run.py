@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -11,6 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that make_keys reads, and the number of rounds."""
+    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-token-len", type=int, default=4096, help="tokens of a micro-batch")
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
 
 
 def make_keys(args: argparse.Namespace, name: str, model: object, prompts: object, reward: object) -> dict[str, object]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -23,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import count_parameters, machine, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import environment  # noqa: E402
-from scripts.bench._whole_run import alternate, find_medians, make_keys, train  # noqa: E402
+from scripts.bench._whole_run import add_sizes, alternate, find_medians, make_keys, train  # noqa: E402
 
 MEASURED = (
     *("timing/step", "timing/generate", "timing/update", "timing/publish", "rollout/tokens_per_second"),
@@ -43,7 +42,7 @@ def time_steps(args: argparse.Namespace, side: str, model: Path) -> list[dict[st
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
-    quantized = FOLDER / f"{args.model.name}_w4"
+    quantized = FOLDER / f"{args.model.name}_w4_{args.group_size}"
     if not quantized.exists():
         words = ["quantize", str(args.model), str(quantized), "--group-size", str(args.group_size)]
         subprocess.run([sys.executable, "-m", "alphaapollo", *words], cwd=ROOT, check=True)
@@ -71,14 +70,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--group-size", type=int, default=32, help="inputs of a layer that share a scale")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--max-token-len", type=int, default=4096, help="tokens of a micro-batch")
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add_sizes(parser)
     print(json.dumps(measure(parser.parse_args())))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import SIZES, count_parameters, machine, make_model, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import environment  # noqa: E402
-from scripts.bench._whole_run import alternate, find_medians, make_keys, train  # noqa: E402
+from scripts.bench._whole_run import add_sizes, alternate, find_medians, make_keys, train  # noqa: E402
 
 SIDES = {"with": "auto", "without": "False"}  # values of rollout.sampling_mask
 PHASES = ("timing/step", "timing/generate", "timing/log_probs", "timing/update")
@@ -90,14 +89,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of a model, instead of --size")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--top-p", type=float, default=0.9)
-    parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--max-token-len", type=int, default=4096, help="tokens of a micro-batch")
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add_sizes(parser)
     print(json.dumps(measure(parser.parse_args())))
 
 
